@@ -1,0 +1,9 @@
+//! Forkyard's pure core: what a run is, and what happens next. No async, no IO, no clock, no randomness.
+
+mod ids;
+mod money;
+mod time;
+
+pub use ids::{Attempt, CallId, ForkNum, ForkRef, HostId, InvalidId, Role, RunId, SandboxId, SnapshotId};
+pub use money::Usd;
+pub use time::{Millis, Timestamp};

@@ -1,0 +1,22 @@
+//! Isolated environments: one pair of traits, several providers.
+//!
+//! A [`Provider`] makes, finds and destroys sandboxes; a [`Sandbox`] is a live connection to one. Paths are always
+//! resolved inside the sandbox, by the guest, never by string checks on the host.
+
+mod error;
+mod exec;
+mod spec;
+mod traits;
+
+pub use error::{ErrorKind, SandboxError};
+pub use exec::{Exec, ExecControl, ExecEvent, ExecRequest, ExecResult, PtySize, Signal};
+pub use spec::{
+    Achieved, Capabilities, ForkCost, Labels, Lifetime, LimitMeans, Limits, LimitsOverride, NetworkMode,
+    NetworkSpec, ProviderKind, Root, SandboxSpec, Secret, Volume,
+};
+pub use traits::{
+    ChangedFile, FileInfo, FileKind, GitExport, GlobRequest, GrepMatch, GrepRequest, GrepResult, Health,
+    Provider, Sandbox, SandboxInfo, SandboxStatus, SnapshotInfo, SnapshotMode, Stats, TreeEntry, WorkDiff,
+};
+
+pub type Result<T, E = SandboxError> = std::result::Result<T, E>;
