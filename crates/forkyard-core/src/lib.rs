@@ -2,6 +2,7 @@
 
 mod ids;
 mod money;
+pub mod sandbox;
 mod time;
 
 pub use ids::{Attempt, CallId, ForkNum, ForkRef, HostId, InvalidId, Role, RunId, SandboxId, SnapshotId};

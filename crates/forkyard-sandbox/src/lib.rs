@@ -5,12 +5,11 @@
 
 mod error;
 mod exec;
-mod spec;
 mod traits;
 
 pub use error::{ErrorKind, SandboxError};
 pub use exec::{Exec, ExecControl, ExecEvent, ExecRequest, ExecResult, PtySize, Signal};
-pub use spec::{
+pub use forkyard_core::sandbox::{
     Achieved, Capabilities, ForkCost, Labels, Lifetime, LimitMeans, Limits, LimitsOverride, NetworkMode,
     NetworkSpec, ProviderKind, Root, SandboxSpec, Secret, Volume,
 };

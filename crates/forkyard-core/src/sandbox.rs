@@ -1,13 +1,14 @@
-//! What a sandbox is asked to be, and what it turned out to be.
+//! What a sandbox is asked to be, and what it turned out to be: plain data, shared by run specifications and providers.
 
 use std::collections::BTreeMap;
 
-use forkyard_core::{Millis, SnapshotId};
+use crate::{Millis, SnapshotId};
 use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProviderKind {
+    #[default]
     Local,
     Docker,
     E2b,
@@ -43,7 +44,7 @@ pub enum ForkCost {
     BySize,
 }
 
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SandboxSpec {
     pub root: Root,
