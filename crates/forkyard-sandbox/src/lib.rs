@@ -3,10 +3,12 @@
 //! A [`Provider`] makes, finds and destroys sandboxes; a [`Sandbox`] is a live connection to one. Paths are always
 //! resolved inside the sandbox, by the guest, never by string checks on the host.
 
+mod egress_seam;
 mod error;
 mod exec;
 mod traits;
 
+pub use egress_seam::{EgressCounters, EgressFactory, EgressHandle, InsideFile, PROXY_ADDRESS};
 pub use error::{ErrorKind, SandboxError};
 pub use exec::{Exec, ExecControl, ExecEvent, ExecRequest, ExecResult, PtySize, Signal};
 pub use forkyard_core::sandbox::{
