@@ -1,9 +1,11 @@
 //! Forkyard's pure core: what a run is, and what happens next. No async, no IO, no clock, no randomness.
 
+pub mod budget;
 mod ids;
 mod money;
 pub mod sandbox;
 mod time;
+pub mod view;
 
 pub use ids::{Attempt, CallId, ForkNum, ForkRef, HostId, InvalidId, Role, RunId, SandboxId, SnapshotId};
 pub use money::Usd;

@@ -1,1 +1,132 @@
+//! Where events, journals, ledgers and views live.
+//!
+//! Four small traits and their sum, [`Store`]; SQLite for one host, PostgreSQL for many. What every implementation holds:
+//!
+//! - **Durable before Ok.** A write that returned Ok survives the process and the machine.
+//! - **Atomic.** Events, the views that follow from them, consumed commands and delivered messages of one call are written
+//!   together or not at all.
+//! - **Fenced.** A machine's stream takes events only from the holder of the run's current lease at the expected sequence;
+//!   a journal only from the fork's current attempt.
+//! - **Positions.** Every event of a run, of any stream, gets the run's next position, in commit order: whoever has read up
+//!   to P can never miss a later commit with a smaller number.
 
+mod error;
+mod types;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use forkyard_core::budget::{Ask, Balance};
+use forkyard_core::view::{ForkView, RunView, SandboxView};
+use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
+
+pub use error::StoreError;
+pub use types::*;
+
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+
+pub trait Store: EventLog + Inbox + Leases + Ledger + Views + Send + Sync {}
+impl<T: EventLog + Inbox + Leases + Ledger + Views + Send + Sync> Store for T {}
+
+/// The streams.
+#[async_trait]
+pub trait EventLog {
+    /// The first events of a run. With a key that was used before: the run that it made, and nothing is written.
+    async fn create_run(&self, run: CreateRun) -> Result<Created>;
+
+    /// One step of a machine. Where a [`forkyard_core::view::View::Fork`] raises the fork's attempt, the reservations that older attempts
+    /// left open are closed with it (sent ones at their worst case).
+    async fn append(&self, append: Append) -> Result<Appended>;
+
+    /// Entries of an attempt's journal. `expected` is the number of entries that the attempt's journal had.
+    async fn append_journal(&self, append: AppendJournal) -> Result<Appended>;
+
+    /// One stream in order, from the sequence after `after` (0: from the start).
+    async fn read_stream(&self, stream: &StreamId, after: u64, limit: usize) -> Result<Vec<Recorded>>;
+
+    /// A run's events by position.
+    async fn read_run(&self, run: &RunId, query: &EventQuery) -> Result<Vec<Recorded>>;
+
+    /// What was reported of one sandbox, by position (newest first if the query says so).
+    async fn read_sandbox(&self, sandbox: &SandboxId, query: &EventQuery) -> Result<Vec<Recorded>>;
+
+    /// All journals of a fork, attempt after attempt, each in order.
+    async fn read_journals(&self, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>>;
+
+    /// The position of the run's last event; 0 if there is none.
+    async fn last_position(&self, run: &RunId) -> Result<u64>;
+}
+
+/// What people say to a run and to its agents.
+#[async_trait]
+pub trait Inbox {
+    /// With a key that was used before: the id it got then.
+    async fn put_command(&self, run: &RunId, command: NewCommand) -> Result<CommandId>;
+    /// Not consumed yet, oldest first. Consumed by [`Append::consume`].
+    async fn pending_commands(&self, run: &RunId) -> Result<Vec<StoredCommand>>;
+
+    async fn put_message(&self, run: &RunId, fork: ForkNum, message: NewMessage) -> Result<MessageId>;
+    /// Not delivered yet, oldest first. Delivered by [`AppendJournal::deliver`].
+    async fn pending_messages(&self, run: &RunId, fork: ForkNum) -> Result<Vec<StoredMessage>>;
+}
+
+/// The right to drive a run. Expiry is judged by one clock of the store that no wall-clock jump moves (one host: boot time;
+/// PostgreSQL: the server's).
+#[async_trait]
+pub trait Leases {
+    /// None while another's lease is valid. A new tenure has a larger token than all before it.
+    async fn acquire(&self, run: &RunId, owner: &str, ttl: Duration) -> Result<Option<Lease>>;
+    /// Err([`StoreError::LeaseLost`]) if somebody else has it.
+    async fn renew(&self, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()>;
+    /// Ok if it is not ours any more.
+    async fn release(&self, run: &RunId, token: LeaseToken) -> Result<()>;
+    /// Live runs of the embedded engine that nobody drives and somebody should: not detached, or with a pending command.
+    async fn claimable(&self, limit: usize) -> Result<Vec<RunId>>;
+
+    /// Says that a process is there and what it does; forgotten after `ttl`.
+    async fn announce(&self, process: &Process, ttl: Duration) -> Result<()>;
+    async fn processes(&self) -> Result<Vec<Process>>;
+}
+
+/// Money. See [`forkyard_core::budget`]: the decision is made there, under this store's lock.
+#[async_trait]
+pub trait Ledger {
+    /// Atomic across processes. Refused while the run is paused or the attempt is not the fork's current one.
+    async fn reserve(&self, run: &RunId, ask: Ask) -> Result<Reserve>;
+    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<()>;
+    async fn shrink(&self, run: &RunId, request: &str, worst: Usd) -> Result<()>;
+    async fn settle(&self, run: &RunId, request: &str, cost: Usd) -> Result<()>;
+    async fn release_reservation(&self, run: &RunId, request: &str) -> Result<()>;
+    async fn balance(&self, run: &RunId) -> Result<Balance>;
+}
+
+/// What readers ask for, and small things with a name.
+#[async_trait]
+pub trait Views {
+    async fn run(&self, run: &RunId) -> Result<Option<RunView>>;
+    /// Newest first.
+    async fn runs(&self, query: &RunQuery) -> Result<Vec<RunView>>;
+    async fn forks(&self, run: &RunId) -> Result<Vec<ForkView>>;
+    async fn fork(&self, run: &RunId, fork: ForkNum) -> Result<Option<ForkView>>;
+    async fn sandboxes(&self, query: &SandboxQuery) -> Result<Vec<SandboxView>>;
+    /// The orphan sweep has destroyed it (Owed -> Destroyed).
+    async fn sandbox_destroyed(&self, sandbox: &SandboxId) -> Result<()>;
+    /// The number of entries in all journals of the fork: grows while its agent makes progress.
+    async fn journal_len(&self, run: &RunId, fork: ForkNum) -> Result<u64>;
+    /// The fork's current attempt, without the rest of its view.
+    async fn attempt(&self, run: &RunId, fork: ForkNum) -> Result<Option<Attempt>>;
+
+    /// Removes an ended run with all that belongs to it.
+    async fn delete_run(&self, run: &RunId) -> Result<()>;
+
+    async fn put_blob(&self, key: &str, data: &[u8]) -> Result<()>;
+    async fn blob(&self, key: &str) -> Result<Option<Vec<u8>>>;
+    async fn delete_blob(&self, key: &str) -> Result<()>;
+
+    /// Wakes when something of the run (or of any run, if None) may have changed: events, commands, messages, money,
+    /// by this or another process. Coalesces, may wake for nothing, never misses.
+    fn watch(&self, run: Option<&RunId>) -> Watch;
+
+    /// A name of this store: workers that share it share runs.
+    async fn identity(&self) -> Result<String>;
+}

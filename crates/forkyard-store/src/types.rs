@@ -1,0 +1,230 @@
+//! What goes into a store and comes out of it.
+
+use forkyard_core::view::View;
+use forkyard_core::{Attempt, ForkNum, HostId, RunId, SandboxId, Timestamp, Usd};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::watch;
+
+/// Largest stored event, command or message, as JSON text. Transcripts are split by turn, files go to blobs.
+pub const MAX_DATA_BYTES: usize = 16 << 20;
+/// Largest blob: a `work` checkpoint's bound.
+pub const MAX_BLOB_BYTES: usize = 64 << 20;
+/// Commands and messages that may wait, per run and per fork.
+pub const MAX_PENDING: usize = 1000;
+
+/// One writer at a time each.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum StreamId {
+    Run(RunId),
+    Fork(RunId, ForkNum),
+    Journal(RunId, ForkNum, Attempt),
+}
+
+impl StreamId {
+    pub fn run(&self) -> &RunId {
+        match self {
+            StreamId::Run(run) | StreamId::Fork(run, _) | StreamId::Journal(run, _, _) => run,
+        }
+    }
+    pub fn fork(&self) -> Option<ForkNum> {
+        match self {
+            StreamId::Run(_) => None,
+            StreamId::Fork(_, fork) | StreamId::Journal(_, fork, _) => Some(*fork),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// A machine or the orchestrator.
+    System,
+    /// The agent's own journal.
+    Agent,
+    /// Testimony of a worker inside a sandbox.
+    Worker,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NewEvent {
+    /// `category.action`; never renamed.
+    pub kind: String,
+    pub version: u16,
+    pub at: Timestamp,
+    pub source: Source,
+    /// The sandbox that it is about.
+    pub sandbox: Option<SandboxId>,
+    pub data: Value,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Recorded {
+    pub stream: StreamId,
+    /// From 1 in its stream.
+    pub seq: u64,
+    /// From 1 in its run.
+    pub position: u64,
+    #[serde(flatten)]
+    pub event: NewEvent,
+}
+
+#[derive(Debug, Clone)]
+pub struct CreateRun {
+    pub run: RunId,
+    /// Idempotency key of the submitter.
+    pub key: Option<String>,
+    pub events: Vec<NewEvent>,
+    pub views: Vec<View>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Created {
+    New,
+    /// The key was used before, for this run.
+    Existing(RunId),
+}
+
+#[derive(Debug, Clone)]
+pub struct Append {
+    /// A run's or a fork's stream.
+    pub stream: StreamId,
+    pub lease: LeaseToken,
+    /// Events that the stream has.
+    pub expected: u64,
+    pub events: Vec<NewEvent>,
+    pub views: Vec<View>,
+    /// Commands that this step has answered.
+    pub consume: Vec<CommandId>,
+}
+
+#[derive(Debug, Clone)]
+pub struct AppendJournal {
+    pub run: RunId,
+    pub fork: ForkNum,
+    pub attempt: Attempt,
+    pub expected: u64,
+    pub events: Vec<NewEvent>,
+    /// Messages that the agent has taken in with these entries.
+    pub deliver: Vec<MessageId>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Appended {
+    /// The stream's length now.
+    pub seq: u64,
+    /// The run's last position now.
+    pub position: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct EventQuery {
+    /// Only positions greater than this.
+    pub after: u64,
+    /// Only positions smaller than this.
+    pub before: Option<u64>,
+    pub fork: Option<ForkNum>,
+    /// Exact kinds, or a category with a dot at the end (`agent.`); empty: all.
+    pub kinds: Vec<String>,
+    pub newest_first: bool,
+    /// 0: the store's own bound.
+    pub limit: usize,
+}
+
+pub type CommandId = u64;
+pub type MessageId = u64;
+pub type LeaseToken = u64;
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewCommand {
+    pub key: Option<String>,
+    pub data: Value,
+    pub at: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredCommand {
+    pub id: CommandId,
+    pub data: Value,
+    pub at: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewMessage {
+    pub key: Option<String>,
+    pub data: Value,
+    pub at: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredMessage {
+    pub id: MessageId,
+    pub data: Value,
+    pub at: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    pub run: RunId,
+    pub token: LeaseToken,
+    /// When the tenure before this one was renewed for the last time (wall clock); None if there was none.
+    pub last_driven: Option<Timestamp>,
+}
+
+/// A live process that shares the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    pub id: String,
+    pub host: HostId,
+    pub kind: ProcessKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessKind {
+    /// Drives the runs that it was started for.
+    Cli,
+    /// Drives whatever is claimable.
+    Worker,
+    Server,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reserve {
+    Granted,
+    Short { available: Usd, outstanding: bool },
+    Paused,
+    Stale { current: Attempt },
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct RunQuery {
+    /// Only those that have not ended.
+    pub live: bool,
+    /// Older than this one (a cursor).
+    pub before: Option<(Timestamp, RunId)>,
+    pub limit: usize,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct SandboxQuery {
+    pub run: Option<RunId>,
+    pub states: Vec<forkyard_core::view::SandboxState>,
+    pub limit: usize,
+}
+
+/// See [`crate::Views::watch`].
+#[derive(Debug, Clone)]
+pub struct Watch(watch::Receiver<u64>);
+
+impl Watch {
+    pub fn new(receiver: watch::Receiver<u64>) -> Watch {
+        Watch(receiver)
+    }
+    /// Changes before this call count too, if they were not seen yet. Pends for ever once the store is gone.
+    pub async fn changed(&mut self) {
+        if self.0.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
