@@ -1,0 +1,148 @@
+//! Runs scenarios and keeps their figures: one file a day under docs/soak or docs/bench, one section a scenario.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::scenarios::{Kind, SCENARIOS, Scenario};
+use crate::steps::{cargo, seconds};
+use crate::{setup, test};
+
+#[derive(clap::Args)]
+pub struct ScenarioArgs {
+    /// Names of scenarios; all of them if none is given.
+    names: Vec<String>,
+    /// Say which there are.
+    #[arg(long)]
+    list: bool,
+    /// Do not write the report.
+    #[arg(long)]
+    dry: bool,
+}
+
+pub fn run(kind: Kind, args: &ScenarioArgs) -> Result<()> {
+    let all: Vec<&Scenario> = SCENARIOS.iter().filter(|s| s.kind == kind).collect();
+    if args.list {
+        for s in &all {
+            println!("{:<24} {}", s.name, s.shows);
+        }
+        return Ok(());
+    }
+    for name in &args.names {
+        if !all.iter().any(|s| s.name == name) {
+            let known: Vec<&str> = all.iter().map(|s| s.name).collect();
+            bail!("there is no scenario {name:?}; there are: {}", known.join(", "));
+        }
+    }
+    setup::run()?;
+    let mut failed = Vec::new();
+    for s in all.iter().filter(|s| args.names.is_empty() || args.names.iter().any(|n| n == s.name)) {
+        let (section, ok) = one(s)?;
+        if !ok {
+            failed.push(s.name);
+        }
+        if !args.dry {
+            let path = write(kind, s.name, section)?;
+            println!("· written to {}", path.display());
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+}
+
+fn one(s: &Scenario) -> Result<(String, bool)> {
+    let mut command = cargo();
+    test::test_env(&mut command, "full");
+    command.args(s.cargo).envs(s.env.iter().copied()).stdout(Stdio::piped());
+    println!("· {}: {}", s.name, crate::steps::shown(&command));
+    let started = Instant::now();
+    let mut child = command.spawn().with_context(|| s.name.to_string())?;
+    let mut table = String::new();
+    for line in BufReader::new(child.stdout.take().expect("stdout is piped")).lines() {
+        let line = line?;
+        println!("{line}");
+        if line.starts_with('|') {
+            table.push_str(&line);
+            table.push('\n');
+        }
+    }
+    let ok = child.wait()?.success();
+    let took = seconds(started.elapsed());
+    println!("{} {:<24} {took}", if ok { "✓" } else { "✗" }, s.name);
+    let env: String = s.env.iter().map(|(k, v)| format!("{k}={v} ")).collect();
+    let section = format!(
+        "{}: {}, {took}, at {}\n\n`{env}cargo {}`\n\n{table}",
+        s.shows,
+        if ok { "passed" } else { "**failed**" },
+        text(Command::new("git").args(["describe", "--always", "--dirty"])),
+        s.cargo.join(" "),
+    );
+    Ok((section, ok))
+}
+
+/// Puts the section into today's report and leaves the others as they are.
+fn write(kind: Kind, name: &str, section: String) -> Result<PathBuf> {
+    let dir = match kind {
+        Kind::Soak => "docs/soak",
+        Kind::Bench => "docs/bench",
+    };
+    fs::create_dir_all(dir)?;
+    let date = text(Command::new("date").args(["-u", "+%F"]));
+    let path = PathBuf::from(dir).join(format!("{date}.md"));
+    let mut sections = sections(&fs::read_to_string(&path).unwrap_or_default());
+    sections.insert(name.to_string(), section);
+    fs::write(&path, render(&date, &sections))?;
+    Ok(path)
+}
+
+fn sections(report: &str) -> BTreeMap<String, String> {
+    report
+        .split("\n## ")
+        .skip(1)
+        .filter_map(|s| s.split_once('\n'))
+        .map(|(name, body)| (name.trim().to_string(), body.trim().to_string()))
+        .collect()
+}
+
+fn render(date: &str, sections: &BTreeMap<String, String>) -> String {
+    let cores = std::thread::available_parallelism().map_or(0, |n| n.get());
+    let kernel = text(Command::new("uname").args(["-sr"]));
+    let mut out = format!("# {date}\n\n{cores} cores, {kernel}\n");
+    for (name, body) in sections {
+        out.push_str(&format!("\n## {name}\n\n{}\n", body.trim()));
+    }
+    out
+}
+
+fn text(command: &mut Command) -> String {
+    command.output().map(|o| String::from_utf8_lossy(&o.stdout).trim().to_string()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_keeps_the_sections_of_others() {
+        let mut all = BTreeMap::from([("a".to_string(), "x\n\n| 1 |".to_string())]);
+        let first = render("2030-01-01", &all);
+        all = sections(&first);
+        all.insert("b".into(), "y".into());
+        let second = sections(&render("2030-01-01", &all));
+        assert_eq!(second["a"], "x\n\n| 1 |");
+        assert_eq!(second["b"], "y");
+    }
+
+    #[test]
+    fn names_of_scenarios_are_unique() {
+        let mut names: Vec<_> = SCENARIOS.iter().map(|s| s.name).collect();
+        names.sort_unstable();
+        let count = names.len();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+}

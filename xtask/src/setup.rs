@@ -1,0 +1,138 @@
+//! Installs what the tests need on a fresh Debian machine that has Rust. It starts nothing: the tests' fixtures start
+//! their own PostgreSQL, dockerd and so on, in folders of their own.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::steps::{cargo, on_path};
+
+/// How long apt may wait for another apt to finish.
+const APT_LOCK_SECONDS: u32 = 600;
+
+/// How one sees that a package is there, without asking dpkg: another distribution has the same programs.
+enum Probe {
+    Program(&'static str),
+    /// A program below a versioned folder that is not on PATH: (folder, path below each entry).
+    Versioned(&'static str, &'static str),
+    File(&'static str),
+}
+
+struct Package {
+    name: &'static str,
+    probe: Probe,
+    why: &'static str,
+}
+
+const PACKAGES: &[Package] = &[
+    Package {
+        name: "ca-certificates",
+        probe: Probe::File("/etc/ssl/certs/ca-certificates.crt"),
+        why: "TLS roots",
+    },
+    Package { name: "gcc", probe: Probe::Program("cc"), why: "linking; SQLite and ring are C" },
+    Package { name: "libc6-dev", probe: Probe::File("/usr/include/stdio.h"), why: "headers for the same" },
+    Package { name: "git", probe: Probe::Program("git"), why: "git on the host, and fixtures" },
+    Package {
+        name: "postgresql",
+        probe: Probe::Versioned("/usr/lib/postgresql", "bin/initdb"),
+        why: "the store for many hosts",
+    },
+    Package { name: "docker.io", probe: Probe::Program("dockerd"), why: "the docker provider" },
+    Package { name: "iptables", probe: Probe::Program("iptables"), why: "dockerd's networks" },
+    Package { name: "busybox-static", probe: Probe::File("/bin/busybox"), why: "images made on the spot" },
+    Package { name: "bubblewrap", probe: Probe::Program("bwrap"), why: "a yardstick for the local provider" },
+    Package { name: "util-linux", probe: Probe::Program("setpriv"), why: "tests as an ordinary user" },
+    Package { name: "procps", probe: Probe::Program("ps"), why: "leak checks" },
+    Package { name: "tmux", probe: Probe::Program("tmux"), why: "end to end through a real terminal" },
+];
+
+pub fn run() -> Result<()> {
+    packages()?;
+    nextest();
+    Ok(())
+}
+
+fn present(probe: &Probe) -> bool {
+    match probe {
+        Probe::Program(name) => on_path(name),
+        Probe::File(path) => Path::new(path).exists(),
+        Probe::Versioned(dir, below) => std::fs::read_dir(dir)
+            .is_ok_and(|entries| entries.flatten().any(|e| e.path().join(below).is_file())),
+    }
+}
+
+fn packages() -> Result<()> {
+    let missing: Vec<&Package> = PACKAGES.iter().filter(|p| !present(&p.probe)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    for package in &missing {
+        println!("· missing: {} ({})", package.name, package.why);
+    }
+    let names: Vec<&str> = missing.iter().map(|p| p.name).collect();
+    if !on_path("apt-get") {
+        bail!(
+            "there is no apt-get here: install what gives {} by other means, then run this again",
+            names.join(", ")
+        );
+    }
+    // The first try spares the update where the lists are fresh; a stale or missing list makes it fail.
+    if apt(&["install", "-y", "--no-install-recommends"], &names).is_err() {
+        apt(&["update"], &[])?;
+        apt(&["install", "-y", "--no-install-recommends"], &names)?;
+    }
+    let still: Vec<&str> = missing.iter().filter(|p| !present(&p.probe)).map(|p| p.name).collect();
+    if !still.is_empty() {
+        bail!("installed, but not found afterwards: {}", still.join(", "));
+    }
+    Ok(())
+}
+
+fn apt(args: &[&str], packages: &[&str]) -> Result<()> {
+    let root = Command::new("id").arg("-u").output().is_ok_and(|o| o.stdout.trim_ascii() == b"0");
+    let mut command = if root {
+        Command::new("apt-get")
+    } else if on_path("sudo") {
+        let mut sudo = Command::new("sudo");
+        sudo.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]);
+        sudo
+    } else {
+        bail!("as root: apt-get update && apt-get install -y --no-install-recommends {}", packages.join(" "));
+    };
+    command
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .args(["-q", "-o", &format!("DPkg::Lock::Timeout={APT_LOCK_SECONDS}")])
+        .args(args)
+        .args(packages);
+    println!("· {}", crate::steps::shown(&command));
+    // `update` does not wait for its own lock in every version of apt: a second try is cheap.
+    for last in [false, true] {
+        if command.status().context("apt-get")?.success() {
+            return Ok(());
+        }
+        if !last {
+            std::thread::sleep(std::time::Duration::from_secs(2));
+        }
+    }
+    bail!("apt-get {} failed", args[0])
+}
+
+pub fn has_nextest() -> bool {
+    cargo().args(["nextest", "--version"]).output().is_ok_and(|o| o.status.success())
+}
+
+/// Nextest runs each test in a process of its own, which keeps a hanging one from holding up the rest. Without it the tests
+/// still run, by `cargo test`.
+fn nextest() {
+    if has_nextest() {
+        return;
+    }
+    println!("· cargo install cargo-nextest --locked (some minutes, once)");
+    let ok =
+        cargo().args(["install", "--quiet", "--locked", "cargo-nextest"]).status().is_ok_and(|s| s.success());
+    if !ok {
+        println!("· cargo-nextest could not be installed: tests will run by `cargo test`");
+    }
+}
