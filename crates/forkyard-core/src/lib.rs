@@ -3,6 +3,7 @@
 pub mod budget;
 mod ids;
 mod money;
+pub mod policy;
 pub mod pricing;
 pub mod sandbox;
 mod time;
