@@ -1,0 +1,19 @@
+//! Generated documents are what the code says. `cargo xtask codegen` writes them by running these tests with
+//! `FORKYARD_UPDATE_DOCS` set.
+
+use std::path::Path;
+
+fn current(file: &str, generated: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(file);
+    if std::env::var_os("FORKYARD_UPDATE_DOCS").is_some() {
+        std::fs::write(&path, generated).unwrap();
+        return;
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(committed == generated, "docs/{file} is out of date: run `cargo xtask codegen`");
+}
+
+#[test]
+fn configuration() {
+    current("configuration.md", &forkyard::settings::markdown());
+}
