@@ -1,5 +1,13 @@
 //! What the agent needs from outside. Implemented over the store by the engine.
 
+mod checkpoints;
+mod inbox;
+mod journal;
 mod ledger;
+mod sink;
 
+pub use checkpoints::{CheckpointError, CheckpointInfo, CheckpointKind, Checkpoints, SnapshotCheckpoints};
+pub use inbox::{Inbox, InboxMessage, MAX_MESSAGE_CHARS, MessageId, MessageKind, NoInbox};
+pub use journal::{Journal, JournalError};
 pub use ledger::{Ask, Grant, Ledger, LedgerError, ReservationId, Sent};
+pub use sink::{EventSink, LiveEvent, NoSink, OutputStream};
