@@ -1,0 +1,4 @@
+mod fork;
+mod harness;
+mod random;
+mod run;
