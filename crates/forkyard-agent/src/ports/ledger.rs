@@ -8,6 +8,7 @@
 use async_trait::async_trait;
 use forkyard_core::Usd;
 use forkyard_core::pricing::Usage;
+use futures::future::BoxFuture;
 
 /// The ledger of one attempt of one fork, over the budget of its run.
 #[async_trait]
@@ -31,9 +32,9 @@ pub trait Ledger: Send + Sync {
     /// Frees an unsent reservation.
     async fn release(&self, id: &ReservationId) -> Result<(), LedgerError>;
 
-    /// Returns once anything may have changed since the last `reserve` of this ledger that was not granted: a settlement,
-    /// a release, a new limit, pause, resume, cancel. May return early; never sleeps through a change.
-    async fn wait_change(&self);
+    /// Resolves once anything may have changed since this call (not since it is polled): a settlement, a release, a new limit,
+    /// pause, resume, cancel. Call it before `reserve`, await it if that grants nothing. May resolve early; never misses.
+    fn changed(&self) -> BoxFuture<'static, ()>;
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
