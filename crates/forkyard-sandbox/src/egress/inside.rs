@@ -1,0 +1,137 @@
+//! What a sandbox needs inside so that allowed hosts just work: variables and files, as a pure function.
+//!
+//! Tools are told by variables first, since these hold in every image and for every user; files are for those that read
+//! nothing else.
+
+use super::internal::INTERNAL_HOST;
+
+/// Where the proxy listens inside, on every provider.
+pub const PROXY_ADDRESS: &str = "127.0.0.1:3128";
+/// The bundle's place inside: Debian's, which most tools look for by themselves.
+pub const CA_BUNDLE_PATH: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// Forkyard's certificate alone, for tools that add to their own roots.
+pub const CA_CERTIFICATE_PATH: &str = "/etc/ssl/certs/forkyard-egress.pem";
+const GIT_CONFIG_PATH: &str = "/etc/gitconfig";
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InsideFile {
+    pub path: &'static str,
+    pub mode: u32,
+    pub data: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Inside {
+    pub env: Vec<(&'static str, String)>,
+    pub files: Vec<InsideFile>,
+}
+
+/// `host_bundle` is the host's own CA bundle (PEM), `certificate` Forkyard's.
+pub fn inside(host_bundle: &str, certificate: &str) -> Inside {
+    let separator = if host_bundle.is_empty() || host_bundle.ends_with('\n') { "" } else { "\n" };
+    let bundle = format!("{host_bundle}{separator}{certificate}");
+    let file = |path, data| InsideFile { path, mode: 0o644, data };
+    Inside {
+        env: environment(),
+        files: vec![
+            file(CA_BUNDLE_PATH, bundle),
+            file(CA_CERTIFICATE_PATH, certificate.to_string()),
+            file(GIT_CONFIG_PATH, git_config()),
+        ],
+    }
+}
+
+/// The variables alone; they depend on nothing.
+pub fn environment() -> Vec<(&'static str, String)> {
+    let proxy = format!("http://{PROXY_ADDRESS}");
+    let mut env = Vec::new();
+    // Both spellings: curl reads only the lower one for http, others only the upper. SOCKS in ALL_PROXY would break Python
+    // programs without a SOCKS library, though they never need it.
+    for name in ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"] {
+        env.push((name, proxy.clone()));
+    }
+    for name in ["NO_PROXY", "no_proxy"] {
+        env.push((name, "localhost,127.0.0.1,::1".to_string()));
+    }
+    for name in [
+        "SSL_CERT_FILE",      // OpenSSL, Go, Ruby, uv, rustls-native-certs
+        "CURL_CA_BUNDLE",     // curl
+        "GIT_SSL_CAINFO",     // git
+        "REQUESTS_CA_BUNDLE", // Python requests
+        "PIP_CERT",
+        "CARGO_HTTP_CAINFO",
+        "AWS_CA_BUNDLE",
+        "DENO_CERT",
+        "NIX_SSL_CERT_FILE",
+        "npm_config_cafile",
+        "YARN_HTTPS_CA_FILE_PATH",
+    ] {
+        env.push((name, CA_BUNDLE_PATH.to_string()));
+    }
+    // Node adds to its own roots.
+    env.push(("NODE_EXTRA_CA_CERTS", CA_CERTIFICATE_PATH.to_string()));
+    let fixed = [
+        // Node's own fetch knows the proxy variables only when told so.
+        ("NODE_USE_ENV_PROXY", "1"),
+        // The git program knows the settings above; cargo's built-in one does not know all of them.
+        ("CARGO_NET_GIT_FETCH_WITH_CLI", "true"),
+        // POSTs to registries, which are read-only.
+        ("npm_config_audit", "false"),
+        ("npm_config_fund", "false"),
+        ("npm_config_update_notifier", "false"),
+        ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
+        ("YARN_ENABLE_TELEMETRY", "0"),
+        ("NEXT_TELEMETRY_DISABLED", "1"),
+        // Nobody is there to answer.
+        ("GIT_TERMINAL_PROMPT", "0"),
+        ("FORKYARD_INTERNAL", INTERNAL_HOST),
+    ];
+    env.extend(fixed.map(|(name, value)| (name, value.to_string())));
+    let (host, port) = PROXY_ADDRESS.split_once(':').unwrap_or((PROXY_ADDRESS, "3128"));
+    // Java reads no variable of these; its build tools pass their own options on.
+    let java = format!(
+        "-Dhttp.proxyHost={host} -Dhttp.proxyPort={port} -Dhttps.proxyHost={host} -Dhttps.proxyPort={port}"
+    );
+    env.push(("MAVEN_OPTS", java.clone()));
+    env.push(("GRADLE_OPTS", java));
+    env
+}
+
+/// SSH has no way out, so addresses in its style mean HTTPS.
+fn git_config() -> String {
+    let mut config = format!("[http]\n\tproxy = http://{PROXY_ADDRESS}\n\tsslCAInfo = {CA_BUNDLE_PATH}\n");
+    for host in ["github.com", "gitlab.com", "bitbucket.org", "codeberg.org"] {
+        config.push_str(&format!(
+            "[url \"https://{host}/\"]\n\tinsteadOf = git@{host}:\n\tinsteadOf = ssh://git@{host}/\n\tinsteadOf = git://{host}/\n"
+        ));
+    }
+    config
+}
+
+/// The places where distributions keep the CA bundle, the likeliest first.
+const HOST_BUNDLES: [&str; 5] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// The host's own CA bundle; empty if it has none, and then sandboxes trust terminated hosts only.
+pub fn host_bundle() -> String {
+    HOST_BUNDLES.iter().find_map(|path| std::fs::read_to_string(path).ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bundle_holds_both_and_names_are_unique() {
+        let inside = inside("HOST", "OURS\n");
+        assert_eq!(inside.files[0].data, "HOST\nOURS\n");
+        assert_eq!(inside.files[1].data, "OURS\n");
+        let names: std::collections::BTreeSet<_> = inside.env.iter().map(|(n, _)| n).collect();
+        assert_eq!(names.len(), inside.env.len());
+    }
+}

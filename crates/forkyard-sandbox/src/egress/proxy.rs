@@ -1,0 +1,277 @@
+//! The proxy of one process: any number of sandboxes' listeners, each with its own rules, meter and records.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forkyard_core::SandboxId;
+use rustls::{ClientConfig, ServerConfig};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::ca::CertAuthority;
+use super::connection::Connection;
+use super::decision::{Reason, Refusal};
+use super::dial::{self, HostAddresses, Pinned, Target};
+use super::host::Host;
+use super::internal::InternalRoute;
+use super::meter::{Activity, Counters, Meter, Metered};
+use super::policy::Policy;
+use super::record::{DecisionSink, Recorder, WINDOW};
+use super::resolve::{Resolver, SystemResolver};
+use super::tls::UpstreamTls;
+use crate::{ErrorKind, NetworkSpec, SandboxError};
+
+/// After an accept failed (no descriptors left), before the next try.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Lookups of one sandbox under way: a slow name must not hold every resolver thread.
+const LOOKUPS_PER_SANDBOX: usize = 4;
+
+/// Bounds of what one sandbox can make the proxy do.
+#[derive(Debug, Clone)]
+pub struct EgressLimits {
+    /// Open at once; further ones wait in the listener's backlog. A parallel package manager opens about 50.
+    pub connections_per_sandbox: usize,
+    /// Of all sandboxes: two descriptors each.
+    pub connections: usize,
+    /// For a request's head, a SOCKS5 or a TLS handshake.
+    pub head_timeout: Duration,
+    pub max_head_bytes: usize,
+    /// To resolve, and to connect.
+    pub connect_timeout: Duration,
+    /// Without a byte in either direction.
+    pub idle_timeout: Duration,
+    /// The same for Forkyard's own name, where an answer may think for long.
+    pub internal_idle_timeout: Duration,
+}
+
+impl Default for EgressLimits {
+    fn default() -> Self {
+        EgressLimits {
+            connections_per_sandbox: 128,
+            connections: 8192,
+            head_timeout: Duration::from_secs(15),
+            max_head_bytes: 64 * 1024,
+            connect_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(300),
+            internal_idle_timeout: Duration::from_secs(1800),
+        }
+    }
+}
+
+/// What a proxy is made of.
+pub struct EgressConfig {
+    pub authority: Arc<CertAuthority>,
+    pub upstream_tls: UpstreamTls,
+    pub resolver: Arc<dyn Resolver>,
+    pub internal: Option<InternalRoute>,
+    pub on_decision: DecisionSink,
+    pub limits: EgressLimits,
+}
+
+impl EgressConfig {
+    /// The host's resolver and roots, and the authority kept in `state_dir`.
+    pub fn for_host(state_dir: &Path, on_decision: DecisionSink) -> Result<EgressConfig, SandboxError> {
+        Ok(EgressConfig {
+            authority: Arc::new(CertAuthority::open(state_dir)?),
+            upstream_tls: UpstreamTls::from_host(&[])?,
+            resolver: Arc::new(SystemResolver::default()),
+            internal: None,
+            on_decision,
+            limits: EgressLimits::default(),
+        })
+    }
+}
+
+struct Shared {
+    config: EgressConfig,
+    connections: Arc<Semaphore>,
+    host_addresses: HostAddresses,
+}
+
+#[derive(Clone)]
+pub struct EgressProxy {
+    shared: Arc<Shared>,
+}
+
+/// A sandbox's listening socket, made inside (or mounted there) and accepted from on the host.
+pub enum EgressListener {
+    Tcp(std::net::TcpListener),
+    Unix(std::os::unix::net::UnixListener),
+}
+
+/// One sandbox's share of the proxy. Dropping it closes the listener and every connection.
+pub struct EgressHandle {
+    counters: Arc<Counters>,
+    _accepting: AbortOnDropHandle<()>,
+}
+
+impl EgressHandle {
+    /// Bytes that came into the sandbox.
+    pub fn rx_bytes(&self) -> u64 {
+        self.counters.rx_bytes()
+    }
+    /// Bytes that the sandbox sent.
+    pub fn tx_bytes(&self) -> u64 {
+        self.counters.tx_bytes()
+    }
+    /// Stays readable after the handle is gone.
+    pub fn counters(&self) -> Arc<Counters> {
+        self.counters.clone()
+    }
+}
+
+/// What the connections of one sandbox share.
+pub(super) struct Site {
+    pub id: SandboxId,
+    pub policy: Policy,
+    pub recorder: Recorder,
+    meter: Arc<Meter>,
+    lookups: Semaphore,
+    shared: Arc<Shared>,
+}
+
+impl Site {
+    pub fn limits(&self) -> &EgressLimits {
+        &self.shared.config.limits
+    }
+    pub fn internal(&self) -> Option<&InternalRoute> {
+        self.shared.config.internal.as_ref()
+    }
+    pub fn upstream_tls(&self) -> Arc<ClientConfig> {
+        self.shared.config.upstream_tls.config()
+    }
+    pub fn server_config(&self, host: &Host) -> Result<Arc<ServerConfig>, SandboxError> {
+        self.shared.config.authority.server_config(host)
+    }
+    pub async fn pin(&self, target: &Target) -> Result<Pinned, Refusal> {
+        let _permit = self
+            .lookups
+            .acquire()
+            .await
+            .map_err(|_| Refusal::new(Reason::Unresolved, "the proxy is shutting down"))?;
+        let config = &self.shared.config;
+        let timeout = config.limits.connect_timeout;
+        let named = self.policy.named_ranges(target.port);
+        dial::pin(target, &named, &self.shared.host_addresses, &*config.resolver, timeout).await
+    }
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl EgressProxy {
+    pub fn new(config: EgressConfig) -> EgressProxy {
+        let connections = Arc::new(Semaphore::new(config.limits.connections));
+        EgressProxy {
+            shared: Arc::new(Shared { config, connections, host_addresses: HostAddresses::default() }),
+        }
+    }
+
+    pub fn authority(&self) -> &CertAuthority {
+        &self.shared.config.authority
+    }
+
+    /// Serves a sandbox's listener by its rules until the handle is dropped. Must be called within a Tokio runtime.
+    pub fn serve(
+        &self,
+        sandbox: SandboxId,
+        listener: EgressListener,
+        network: &NetworkSpec,
+        bytes_per_s: Option<u64>,
+    ) -> Result<EgressHandle, SandboxError> {
+        let policy = Policy::new(network)?;
+        let broken =
+            |e: io::Error| SandboxError::new(ErrorKind::Unavailable, format!("egress listener: {e}"));
+        let listener = match listener {
+            EgressListener::Tcp(listener) => {
+                listener.set_nonblocking(true).map_err(broken)?;
+                Listener::Tcp(TcpListener::from_std(listener).map_err(broken)?)
+            }
+            EgressListener::Unix(listener) => {
+                listener.set_nonblocking(true).map_err(broken)?;
+                Listener::Unix(UnixListener::from_std(listener).map_err(broken)?)
+            }
+        };
+        let meter = Arc::new(Meter::new(bytes_per_s));
+        let counters = meter.counters.clone();
+        let site = Arc::new(Site {
+            policy,
+            recorder: Recorder::new(sandbox.clone(), self.shared.config.on_decision.clone()),
+            id: sandbox,
+            meter,
+            lookups: Semaphore::new(LOOKUPS_PER_SANDBOX),
+            shared: self.shared.clone(),
+        });
+        let accepting = tokio::spawn(accept_all(site, listener));
+        Ok(EgressHandle { counters, _accepting: AbortOnDropHandle::new(accepting) })
+    }
+}
+
+async fn accept_all(site: Arc<Site>, listener: Listener) {
+    let own = Arc::new(Semaphore::new(site.limits().connections_per_sandbox));
+    // Dropped with this task: a stopped sandbox leaves no connection behind.
+    let mut connections = JoinSet::new();
+    let mut window = tokio::time::interval(WINDOW);
+    loop {
+        let accepted = async {
+            // Before accepting: a sandbox at its bound waits in its own backlog.
+            let own = own.clone().acquire_owned().await;
+            let stream = match &listener {
+                Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
+                    // Only a hint to the kernel.
+                    let _ = stream.set_nodelay(true);
+                    Accepted::Tcp(stream)
+                }),
+                Listener::Unix(listener) => listener.accept().await.map(|(stream, _)| Accepted::Unix(stream)),
+            };
+            (stream, own)
+        };
+        tokio::select! {
+            _ = window.tick() => site.recorder.flush(),
+            Some(_) = connections.join_next() => {}
+            (stream, own) = accepted => match stream {
+                Ok(stream) => {
+                    let site = site.clone();
+                    connections.spawn(async move {
+                        let _own = own;
+                        // Of all sandboxes together; an idle listener holds none.
+                        let Ok(_all) = site.shared.connections.clone().acquire_owned().await else { return };
+                        match stream {
+                            Accepted::Tcp(stream) => serve_one(site, stream).await,
+                            Accepted::Unix(stream) => serve_one(site, stream).await,
+                        }
+                    });
+                }
+                Err(e) => {
+                    tracing::warn!(sandbox = %site.id, error = %e, "egress accept");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+enum Accepted {
+    Tcp(tokio::net::TcpStream),
+    Unix(tokio::net::UnixStream),
+}
+
+async fn serve_one<S: super::connection::Stream>(site: Arc<Site>, stream: S) {
+    let activity = Arc::new(Activity::new(site.limits().idle_timeout));
+    let stream = Metered::new(stream, site.meter.clone(), activity.clone());
+    let id = site.id.clone();
+    let connection = Connection { site, activity: activity.clone() };
+    tokio::select! {
+        served = connection.serve(stream) => if let Err(e) = served {
+            // Whatever mattered was recorded; a reset connection is nobody's concern.
+            tracing::trace!(sandbox = %id, error = %e, "egress connection");
+        },
+        () = activity.idled() => tracing::debug!(sandbox = %id, "idle egress connection closed"),
+    }
+}
