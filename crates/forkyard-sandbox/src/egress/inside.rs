@@ -4,44 +4,28 @@
 //! nothing else.
 
 use super::internal::INTERNAL_HOST;
+use crate::{InsideFile, PROXY_ADDRESS};
 
-/// Where the proxy listens inside, on every provider.
-pub const PROXY_ADDRESS: &str = "127.0.0.1:3128";
 /// The bundle's place inside: Debian's, which most tools look for by themselves.
 pub const CA_BUNDLE_PATH: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Forkyard's certificate alone, for tools that add to their own roots.
 pub const CA_CERTIFICATE_PATH: &str = "/etc/ssl/certs/forkyard-egress.pem";
 const GIT_CONFIG_PATH: &str = "/etc/gitconfig";
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct InsideFile {
-    pub path: &'static str,
-    pub mode: u32,
-    pub data: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inside {
-    pub env: Vec<(&'static str, String)>,
-    pub files: Vec<InsideFile>,
-}
-
 /// `host_bundle` is the host's own CA bundle (PEM), `certificate` Forkyard's.
-pub fn inside(host_bundle: &str, certificate: &str) -> Inside {
+pub fn files(host_bundle: &str, certificate: &str) -> Vec<InsideFile> {
     let separator = if host_bundle.is_empty() || host_bundle.ends_with('\n') { "" } else { "\n" };
     let bundle = format!("{host_bundle}{separator}{certificate}");
-    let file = |path, data| InsideFile { path, mode: 0o644, data };
-    Inside {
-        env: environment(),
-        files: vec![
-            file(CA_BUNDLE_PATH, bundle),
-            file(CA_CERTIFICATE_PATH, certificate.to_string()),
-            file(GIT_CONFIG_PATH, git_config()),
-        ],
-    }
+    let file =
+        |path: &str, data: String| InsideFile { path: path.into(), mode: 0o644, data: data.into_bytes() };
+    vec![
+        file(CA_BUNDLE_PATH, bundle),
+        file(CA_CERTIFICATE_PATH, certificate.to_string()),
+        file(GIT_CONFIG_PATH, git_config()),
+    ]
 }
 
-/// The variables alone; they depend on nothing.
+/// Variables of every command; they depend on nothing.
 pub fn environment() -> Vec<(&'static str, String)> {
     let proxy = format!("http://{PROXY_ADDRESS}");
     let mut env = Vec::new();
@@ -87,7 +71,7 @@ pub fn environment() -> Vec<(&'static str, String)> {
         ("FORKYARD_INTERNAL", INTERNAL_HOST),
     ];
     env.extend(fixed.map(|(name, value)| (name, value.to_string())));
-    let (host, port) = PROXY_ADDRESS.split_once(':').unwrap_or((PROXY_ADDRESS, "3128"));
+    let (host, port) = (PROXY_ADDRESS.ip(), PROXY_ADDRESS.port());
     // Java reads no variable of these; its build tools pass their own options on.
     let java = format!(
         "-Dhttp.proxyHost={host} -Dhttp.proxyPort={port} -Dhttps.proxyHost={host} -Dhttps.proxyPort={port}"
@@ -128,10 +112,11 @@ mod tests {
 
     #[test]
     fn the_bundle_holds_both_and_names_are_unique() {
-        let inside = inside("HOST", "OURS\n");
-        assert_eq!(inside.files[0].data, "HOST\nOURS\n");
-        assert_eq!(inside.files[1].data, "OURS\n");
-        let names: std::collections::BTreeSet<_> = inside.env.iter().map(|(n, _)| n).collect();
-        assert_eq!(names.len(), inside.env.len());
+        let files = files("HOST", "OURS\n");
+        assert_eq!(files[0].data, b"HOST\nOURS\n");
+        assert_eq!(files[1].data, b"OURS\n");
+        let env = environment();
+        let names: std::collections::BTreeSet<_> = env.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), env.len());
     }
 }

@@ -1,6 +1,6 @@
 //! Egress: the only way out of a sandbox.
 //!
-//! Inside there is loopback alone. A listener in there ([`inside::PROXY_ADDRESS`]) is accepted from on the host, by this proxy:
+//! Inside there is loopback alone. A listener in there ([`crate::PROXY_ADDRESS`]) is accepted from on the host, by this proxy:
 //! HTTP proxy requests, CONNECT and SOCKS5 on one port. Invariants:
 //! - Nothing is resolved or connected to that the sandbox's rules do not allow ([`policy`]), and no name opens a closed
 //!   address ([`address`]).
@@ -34,9 +34,8 @@ pub use ca::CertAuthority;
 pub use decision::{Decision, EgressDecision, Layer, Reason, Refusal};
 pub use http::{EgressBody, egress_body};
 pub use internal::{INTERNAL_HOST, InternalRoute, InternalService, SANDBOX_HEADER};
-pub use meter::Counters;
 pub use policy::default_hosts;
-pub use proxy::{EgressConfig, EgressHandle, EgressLimits, EgressListener, EgressProxy};
+pub use proxy::{EgressConfig, EgressLimits, EgressListener, EgressProxy, Serving};
 pub use record::DecisionSink;
 pub use resolve::{Resolver, SystemResolver};
 pub use tls::UpstreamTls;

@@ -1,5 +1,6 @@
 //! The proxy of one process: any number of sandboxes' listeners, each with its own rules, meter and records.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,13 +18,14 @@ use super::connection::Connection;
 use super::decision::{Reason, Refusal};
 use super::dial::{self, HostAddresses, Pinned, Target};
 use super::host::Host;
+use super::inside;
 use super::internal::InternalRoute;
 use super::meter::{Activity, Counters, Meter, Metered};
 use super::policy::Policy;
 use super::record::{DecisionSink, Recorder, WINDOW};
 use super::resolve::{Resolver, SystemResolver};
 use super::tls::UpstreamTls;
-use crate::{ErrorKind, NetworkSpec, SandboxError};
+use crate::{EgressCounters, EgressFactory, EgressHandle, ErrorKind, InsideFile, NetworkSpec, SandboxError};
 
 /// After an accept failed (no descriptors left), before the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -103,24 +105,35 @@ pub enum EgressListener {
     Unix(std::os::unix::net::UnixListener),
 }
 
-/// One sandbox's share of the proxy. Dropping it closes the listener and every connection.
-pub struct EgressHandle {
+/// One sandbox's share of the proxy. Dropping it closes our end of the listener and every connection.
+pub struct Serving {
     counters: Arc<Counters>,
     _accepting: AbortOnDropHandle<()>,
 }
 
-impl EgressHandle {
-    /// Bytes that came into the sandbox.
-    pub fn rx_bytes(&self) -> u64 {
-        self.counters.rx_bytes()
+impl EgressHandle for Serving {
+    fn counters(&self) -> EgressCounters {
+        EgressCounters { rx_bytes: self.counters.rx_bytes(), tx_bytes: self.counters.tx_bytes() }
     }
-    /// Bytes that the sandbox sent.
-    pub fn tx_bytes(&self) -> u64 {
-        self.counters.tx_bytes()
+}
+
+impl EgressFactory for EgressProxy {
+    fn files(&self) -> Vec<InsideFile> {
+        inside::files(&inside::host_bundle(), self.authority().certificate_pem())
     }
-    /// Stays readable after the handle is gone.
-    pub fn counters(&self) -> Arc<Counters> {
-        self.counters.clone()
+
+    fn env(&self, _sandbox: &SandboxId, _spec: &NetworkSpec) -> BTreeMap<String, String> {
+        inside::environment().into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    }
+
+    fn serve(
+        &self,
+        sandbox: &SandboxId,
+        spec: &NetworkSpec,
+        bytes_per_s: Option<u64>,
+        listener: std::net::TcpListener,
+    ) -> Result<Box<dyn EgressHandle>, SandboxError> {
+        Ok(Box::new(self.listen(sandbox, spec, bytes_per_s, EgressListener::Tcp(listener))?))
     }
 }
 
@@ -177,15 +190,15 @@ impl EgressProxy {
         &self.shared.config.authority
     }
 
-    /// Serves a sandbox's listener by its rules until the handle is dropped. Must be called within a Tokio runtime.
-    pub fn serve(
+    /// Serves a sandbox's listener by its rules until the answer is dropped. Must be called within a Tokio runtime.
+    pub fn listen(
         &self,
-        sandbox: SandboxId,
-        listener: EgressListener,
-        network: &NetworkSpec,
+        sandbox: &SandboxId,
+        spec: &NetworkSpec,
         bytes_per_s: Option<u64>,
-    ) -> Result<EgressHandle, SandboxError> {
-        let policy = Policy::new(network)?;
+        listener: EgressListener,
+    ) -> Result<Serving, SandboxError> {
+        let policy = Policy::new(spec)?;
         let broken =
             |e: io::Error| SandboxError::new(ErrorKind::Unavailable, format!("egress listener: {e}"));
         let listener = match listener {
@@ -203,13 +216,13 @@ impl EgressProxy {
         let site = Arc::new(Site {
             policy,
             recorder: Recorder::new(sandbox.clone(), self.shared.config.on_decision.clone()),
-            id: sandbox,
+            id: sandbox.clone(),
             meter,
             lookups: Semaphore::new(LOOKUPS_PER_SANDBOX),
             shared: self.shared.clone(),
         });
         let accepting = tokio::spawn(accept_all(site, listener));
-        Ok(EgressHandle { counters, _accepting: AbortOnDropHandle::new(accepting) })
+        Ok(Serving { counters, _accepting: AbortOnDropHandle::new(accepting) })
     }
 }
 
