@@ -50,7 +50,8 @@ fn ended(rig: &Rig) -> usize {
     let ended = |e: &ForkEvent| {
         matches!(
             e,
-            ForkEvent::Task(TaskEvent::Succeeded { .. } | TaskEvent::Failed { .. }) | ForkEvent::SandboxLost { .. }
+            ForkEvent::Task(TaskEvent::Succeeded { .. } | TaskEvent::Failed { .. })
+                | ForkEvent::SandboxLost { .. }
         )
     };
     rig.log.iter().filter(|(_, e)| ended(e)).count()

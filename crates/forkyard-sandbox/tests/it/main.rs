@@ -1,0 +1,7 @@
+//! The crate's integration tests: one binary.
+
+mod egress_fixture;
+mod egress_internal;
+mod egress_limits;
+mod egress_rules;
+mod egress_tools;
