@@ -10,7 +10,15 @@
 //! - **Positions.** Every event of a run, of any stream, gets the run's next position, in commit order: whoever has read up
 //!   to P can never miss a later commit with a smaller number.
 
+pub mod check;
+mod codec;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod error;
+mod hub;
+mod open;
+mod reservation;
+pub mod sqlite;
 mod types;
 
 use std::time::Duration;
@@ -21,6 +29,7 @@ use forkyard_core::view::{ForkView, RunView, SandboxView};
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
 
 pub use error::StoreError;
+pub use open::open;
 pub use types::*;
 
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;

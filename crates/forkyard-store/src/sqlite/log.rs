@@ -1,0 +1,360 @@
+//! Streams and the views that follow from them.
+
+use forkyard_core::view::{EngineKind, ForkView, RunStatus, RunView, SandboxView, View};
+use forkyard_core::{ForkNum, RunId, SandboxId};
+use rusqlite::types::Value as Sql;
+use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
+
+use super::ledger;
+use super::writer::Tx;
+use crate::codec::{
+    EventRow, MAX_ANSWER_BYTES, MAX_POSITION, event_id, fence, id_range, int, kind_range, no_fork, no_run,
+    rows, run_id, source, stream_columns, uint,
+};
+use crate::{
+    Append, AppendJournal, Appended, CreateRun, Created, EventQuery, LeaseToken, NewEvent, Recorded, Result,
+    StoreError, StreamId,
+};
+
+/// What a write needs to know of its run.
+pub(super) struct RunRow {
+    pub n: i64,
+    pub position: u64,
+    pub paused: bool,
+    /// None while nobody has it.
+    pub lease: Option<LeaseToken>,
+}
+
+pub(super) fn run_row(conn: &Connection, run: &RunId) -> Result<RunRow> {
+    conn.prepare_cached(
+        "SELECT n, position, paused, lease_token, lease_owner IS NOT NULL FROM runs WHERE id = ?1",
+    )?
+    .query_row([run.as_str()], |r| {
+        Ok(RunRow {
+            n: r.get(0)?,
+            position: uint(r.get(1)?),
+            paused: r.get(2)?,
+            lease: r.get::<_, bool>(4)?.then_some(uint(r.get(3)?)),
+        })
+    })
+    .optional()?
+    .ok_or_else(|| no_run(run))
+}
+
+pub(super) fn run_number(conn: &Connection, run: &RunId) -> Result<Option<i64>> {
+    Ok(conn
+        .prepare_cached("SELECT n FROM runs WHERE id = ?1")?
+        .query_row([run.as_str()], |r| r.get(0))
+        .optional()?)
+}
+
+/// The fork's current attempt.
+pub(super) fn attempt(conn: &Connection, n: i64, fork: ForkNum) -> Result<Option<forkyard_core::Attempt>> {
+    let found: Option<i64> = conn
+        .prepare_cached("SELECT attempt FROM forks WHERE run = ?1 AND fork = ?2")?
+        .query_row((n, fork), |r| r.get(0))
+        .optional()?;
+    found.map(crate::codec::attempt).transpose()
+}
+
+pub(super) fn create_run(
+    tx: &Tx<'_>,
+    new: &CreateRun,
+    view: &RunView,
+    events: &[String],
+    views: &[String],
+) -> Result<Created> {
+    if let Some(key) = &new.key {
+        let made: Option<String> = tx
+            .prepare_cached("SELECT id FROM runs WHERE key = ?1")?
+            .query_row([key], |r| r.get(0))
+            .optional()?;
+        if let Some(made) = made {
+            return Ok(Created::Existing(run_id(made)?));
+        }
+    }
+    let stream = StreamId::Run(new.run.clone());
+    if let Some(n) = run_number(tx, &new.run)? {
+        return Err(StoreError::Conflict { expected: 0, actual: length(tx, n, &stream)? });
+    }
+    tx.prepare_cached(
+        "INSERT INTO runs (id, key, live, embedded, paused, detached) VALUES (?1, ?2, 0, 0, 0, 0)",
+    )?
+    .execute(params![new.run.as_str(), new.key])?;
+    let n = tx.last_insert_rowid();
+    tx.prepare_cached("INSERT INTO run_views (run, id, live, created_at, view) VALUES (?1, ?2, 0, ?3, '')")?
+        .execute(params![n, new.run.as_str(), int(view.created_at.0)])?;
+    write_views(tx, n, &new.views, views)?;
+    write_events(tx, n, 0, &stream, 0, &new.events, events)?;
+    tx.touch(&new.run);
+    Ok(Created::New)
+}
+
+pub(super) fn append(tx: &Tx<'_>, append: &Append, events: &[String], views: &[String]) -> Result<Appended> {
+    let run = run_row(tx, append.stream.run())?;
+    if run.lease != Some(append.lease) {
+        return Err(StoreError::LeaseLost);
+    }
+    write_views(tx, run.n, &append.views, views)?;
+    let appended =
+        write_events(tx, run.n, run.position, &append.stream, append.expected, &append.events, events)?;
+    for command in &append.consume {
+        super::inbox::consume(tx, run.n, *command)?;
+    }
+    tx.touch(append.stream.run());
+    Ok(appended)
+}
+
+pub(super) fn append_journal(tx: &Tx<'_>, append: &AppendJournal, events: &[String]) -> Result<Appended> {
+    let run = run_row(tx, &append.run)?;
+    let current = attempt(tx, run.n, append.fork)?.ok_or_else(|| no_fork(&append.run, append.fork))?;
+    fence(append.attempt, current)?;
+    let stream = StreamId::Journal(append.run.clone(), append.fork, append.attempt);
+    let appended = write_events(tx, run.n, run.position, &stream, append.expected, &append.events, events)?;
+    for message in &append.deliver {
+        super::inbox::deliver(tx, run.n, append.fork, *message)?;
+    }
+    tx.touch(&append.run);
+    Ok(appended)
+}
+
+fn length(conn: &Connection, n: i64, stream: &StreamId) -> Result<u64> {
+    let (fork, attempt) = stream_columns(stream);
+    let length: Option<i64> = conn
+        .prepare_cached("SELECT length FROM streams WHERE run = ?1 AND fork = ?2 AND attempt = ?3")?
+        .query_row((n, fork, attempt), |r| r.get(0))
+        .optional()?;
+    Ok(uint(length.unwrap_or(0)))
+}
+
+fn write_events(
+    tx: &Tx<'_>,
+    n: i64,
+    position: u64,
+    stream: &StreamId,
+    expected: u64,
+    events: &[NewEvent],
+    texts: &[String],
+) -> Result<Appended> {
+    let actual = length(tx, n, stream)?;
+    if actual != expected {
+        return Err(StoreError::Conflict { expected, actual });
+    }
+    let mut at = Appended { seq: actual, position };
+    if events.is_empty() {
+        return Ok(at);
+    }
+    if position + events.len() as u64 > MAX_POSITION {
+        return Err(StoreError::Invalid(format!("run {} has no room for more events", stream.run())));
+    }
+    let (fork, attempt) = stream_columns(stream);
+    let mut insert = tx.prepare_cached(
+        "INSERT INTO events (id, run, fork, attempt, seq, kind, version, at, source, sandbox, data)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+    )?;
+    for (event, text) in events.iter().zip(texts) {
+        at.seq += 1;
+        at.position += 1;
+        insert.execute(params![
+            event_id(n, at.position),
+            n,
+            fork,
+            attempt,
+            int(at.seq),
+            event.kind,
+            event.version,
+            int(event.at.0),
+            source(event.source),
+            event.sandbox.as_ref().map(SandboxId::as_str),
+            text
+        ])?;
+    }
+    tx.prepare_cached("INSERT OR REPLACE INTO streams (run, fork, attempt, length) VALUES (?1, ?2, ?3, ?4)")?
+        .execute((n, fork, attempt, int(at.seq)))?;
+    tx.prepare_cached("UPDATE runs SET position = ?2 WHERE n = ?1")?.execute((n, int(at.position)))?;
+    Ok(at)
+}
+
+fn write_views(tx: &Tx<'_>, n: i64, views: &[View], texts: &[String]) -> Result<()> {
+    for (view, text) in views.iter().zip(texts) {
+        match view {
+            View::Run(view) => write_run(tx, n, view, text)?,
+            View::Fork(view) => write_fork(tx, n, view, text)?,
+            View::Sandbox(view) => write_sandbox(tx, n, view, text)?,
+        }
+    }
+    Ok(())
+}
+
+fn write_run(tx: &Tx<'_>, n: i64, view: &RunView, text: &str) -> Result<()> {
+    let live = view.status != RunStatus::Ended;
+    let embedded = view.engine == EngineKind::Embedded;
+    tx.prepare_cached(
+        "UPDATE runs SET live = ?2, embedded = ?3, paused = ?4, detached = ?5, budget_run = ?6, budget_fork = ?7
+         WHERE n = ?1",
+    )?
+    .execute(params![
+        n,
+        live,
+        embedded,
+        view.paused,
+        view.detached,
+        view.limits.run.map(|l| int(l.0)),
+        view.limits.fork.map(|l| int(l.0))
+    ])?;
+    tx.prepare_cached("UPDATE run_views SET live = ?2, created_at = ?3, view = ?4 WHERE run = ?1")?
+        .execute(params![n, live, int(view.created_at.0), text])?;
+    Ok(())
+}
+
+fn write_fork(tx: &Tx<'_>, n: i64, view: &ForkView, text: &str) -> Result<()> {
+    match attempt(tx, n, view.fork)? {
+        None => {
+            tx.prepare_cached("INSERT INTO forks (run, fork, attempt, view) VALUES (?1, ?2, ?3, ?4)")?
+                .execute(params![n, view.fork, view.attempt.0, text])?;
+        }
+        Some(current) if view.attempt < current => {
+            return Err(StoreError::StaleAttempt { mine: view.attempt, current });
+        }
+        Some(current) => {
+            tx.prepare_cached("UPDATE forks SET attempt = ?3, view = ?4 WHERE run = ?1 AND fork = ?2")?
+                .execute(params![n, view.fork, view.attempt.0, text])?;
+            if view.attempt > current {
+                ledger::close_before(tx, n, view.fork, view.attempt)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn write_sandbox(tx: &Tx<'_>, n: i64, view: &SandboxView, text: &str) -> Result<()> {
+    tx.prepare_cached(
+        "INSERT OR REPLACE INTO sandboxes (id, run, state, created_at, view) VALUES (?1, ?2, ?3, ?4, ?5)",
+    )?
+    .execute(params![view.id.as_str(), n, view.state.as_str(), int(view.created_at.0), text])?;
+    Ok(())
+}
+
+const COLUMNS: &str = "id, fork, attempt, seq, kind, version, at, source, sandbox, data";
+
+fn event_row(r: &Row<'_>) -> rusqlite::Result<EventRow> {
+    Ok(EventRow {
+        id: r.get(0)?,
+        fork: r.get(1)?,
+        attempt: r.get(2)?,
+        seq: r.get(3)?,
+        kind: r.get(4)?,
+        version: r.get(5)?,
+        at: r.get(6)?,
+        source: r.get(7)?,
+        sandbox: r.get(8)?,
+        data: r.get(9)?,
+    })
+}
+
+fn select(
+    conn: &Connection,
+    run: &RunId,
+    sql: &str,
+    values: Vec<Sql>,
+    max_bytes: usize,
+) -> Result<Vec<Recorded>> {
+    let mut select = conn.prepare_cached(sql)?;
+    let mut found = select.query(params_from_iter(values))?;
+    let (mut events, mut bytes) = (Vec::new(), 0);
+    while let Some(row) = found.next()? {
+        let row = event_row(row)?;
+        bytes += row.data.len();
+        if bytes > max_bytes && !events.is_empty() {
+            break;
+        }
+        events.push(row.decode(run)?);
+    }
+    Ok(events)
+}
+
+pub(super) fn read_stream(
+    conn: &Connection,
+    stream: &StreamId,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<Recorded>> {
+    let Some(n) = run_number(conn, stream.run())? else { return Ok(Vec::new()) };
+    let (fork, attempt) = stream_columns(stream);
+    let sql = format!(
+        "SELECT {COLUMNS} FROM events WHERE run = ?1 AND fork = ?2 AND attempt = ?3 AND seq > ?4 ORDER BY seq LIMIT ?5"
+    );
+    let values = [n, fork, attempt, int(after), rows(limit)].map(Sql::Integer).to_vec();
+    select(conn, stream.run(), &sql, values, MAX_ANSWER_BYTES)
+}
+
+pub(super) fn read_journals(conn: &Connection, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>> {
+    let Some(n) = run_number(conn, run)? else { return Ok(Vec::new()) };
+    let sql = format!(
+        "SELECT {COLUMNS} FROM events WHERE run = ?1 AND fork = ?2 AND attempt >= 0 ORDER BY attempt, seq"
+    );
+    select(conn, run, &sql, [n, i64::from(fork)].map(Sql::Integer).to_vec(), usize::MAX)
+}
+
+pub(super) fn read_run(conn: &Connection, run: &RunId, query: &EventQuery) -> Result<Vec<Recorded>> {
+    let Some(n) = run_number(conn, run)? else { return Ok(Vec::new()) };
+    let (from, to) = id_range(n, query.after, query.before);
+    let mut sql = format!("SELECT {COLUMNS} FROM events WHERE id BETWEEN ?1 AND ?2");
+    let mut values = vec![Sql::Integer(from), Sql::Integer(to)];
+    filter(&mut sql, &mut values, query);
+    select(conn, run, &sql, values, MAX_ANSWER_BYTES)
+}
+
+pub(super) fn read_sandbox(
+    conn: &Connection,
+    sandbox: &SandboxId,
+    query: &EventQuery,
+) -> Result<Vec<Recorded>> {
+    // A sandbox is of one run.
+    let owner: Option<(i64, String)> = conn
+        .prepare_cached(
+            "SELECT n, id FROM runs WHERE n = (SELECT id >> 32 FROM events WHERE sandbox = ?1 ORDER BY id DESC LIMIT 1)",
+        )?
+        .query_row([sandbox.as_str()], |r| Ok((r.get(0)?, r.get(1)?)))
+        .optional()?;
+    let Some((n, run)) = owner else { return Ok(Vec::new()) };
+    let (from, to) = id_range(n, query.after, query.before);
+    let mut sql = format!("SELECT {COLUMNS} FROM events WHERE id BETWEEN ?1 AND ?2 AND sandbox = ?3");
+    let mut values = vec![Sql::Integer(from), Sql::Integer(to), Sql::Text(sandbox.as_str().into())];
+    filter(&mut sql, &mut values, query);
+    select(conn, &run_id(run)?, &sql, values, MAX_ANSWER_BYTES)
+}
+
+/// The rest of a query: which, in which order, how many.
+fn filter(sql: &mut String, values: &mut Vec<Sql>, query: &EventQuery) {
+    let mut bind = |value: Sql| {
+        values.push(value);
+        format!("?{}", values.len())
+    };
+    if let Some(fork) = query.fork {
+        sql.push_str(&format!(" AND fork = {}", bind(Sql::Integer(i64::from(fork)))));
+    }
+    if !query.kinds.is_empty() {
+        let any: Vec<String> = query
+            .kinds
+            .iter()
+            .map(|kind| match kind_range(kind) {
+                Some((from, to)) => {
+                    format!("(kind >= {} AND kind < {})", bind(Sql::Text(from)), bind(Sql::Text(to)))
+                }
+                None => format!("kind = {}", bind(Sql::Text(kind.clone()))),
+            })
+            .collect();
+        sql.push_str(&format!(" AND ({})", any.join(" OR ")));
+    }
+    let order = if query.newest_first { "DESC" } else { "ASC" };
+    sql.push_str(&format!(" ORDER BY id {order} LIMIT {}", bind(Sql::Integer(rows(query.limit)))));
+}
+
+pub(super) fn last_position(conn: &Connection, run: &RunId) -> Result<u64> {
+    let found: Option<i64> = conn
+        .prepare_cached("SELECT position FROM runs WHERE id = ?1")?
+        .query_row([run.as_str()], |r| r.get(0))
+        .optional()?;
+    Ok(uint(found.unwrap_or(0)))
+}

@@ -1,0 +1,72 @@
+//! Opening a database file, and bringing its schema up to date.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
+
+use crate::{Result, StoreError};
+
+/// In order; never changed once released, only added to.
+const MIGRATIONS: &[&str] = &[include_str!("../../migrations/sqlite/0001_start.sql")];
+
+/// How long a statement waits for another process's lock before it fails as unavailable.
+pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// The write-ahead log is cut back to this after a burst.
+const WAL_LIMIT_BYTES: u32 = 64 << 20;
+/// Statements that a connection keeps prepared: more than this store has.
+const STATEMENTS: usize = 128;
+
+pub(super) fn connect(path: &Path) -> Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_CREATE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX
+        | OpenFlags::SQLITE_OPEN_EXRESCODE;
+    let conn = Connection::open_with_flags(path, flags)
+        .map_err(|e| StoreError::Unavailable(format!("{} can't be opened: {e}", path.display())))?;
+    conn.busy_timeout(BUSY_TIMEOUT)?;
+    conn.set_prepared_statement_cache_capacity(STATEMENTS);
+    // FULL syncs the log at every commit. Temporary data in memory: a full disk must not fail a statement half way.
+    conn.execute_batch(&format!(
+        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;
+         PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}; PRAGMA cache_size = -16384;"
+    ))
+    .map_err(|e| match StoreError::from(e) {
+        StoreError::Corrupt(text) => {
+            StoreError::Corrupt(format!("{} is not a usable SQLite database: {text}", path.display()))
+        }
+        other => other,
+    })?;
+    let mode: String = conn.query_row("PRAGMA journal_mode", [], |r| r.get(0))?;
+    if mode != "wal" {
+        return Err(StoreError::Invalid(format!(
+            "{} can't use a write-ahead log ({mode}): put it on a local file system",
+            path.display()
+        )));
+    }
+    Ok(conn)
+}
+
+pub(super) fn migrate(conn: &mut Connection) -> Result<()> {
+    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    tx.execute_batch("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL) STRICT")?;
+    let found: Option<u32> =
+        tx.query_row("SELECT version FROM schema_version", [], |r| r.get(0)).optional()?;
+    let version = found.unwrap_or(0) as usize;
+    if version > MIGRATIONS.len() {
+        return Err(StoreError::Invalid(format!(
+            "the database has schema version {version}, and this program knows {} at most: use a newer forkyard",
+            MIGRATIONS.len()
+        )));
+    }
+    if version == MIGRATIONS.len() {
+        return Ok(());
+    }
+    for migration in &MIGRATIONS[version..] {
+        tx.execute_batch(migration)?;
+    }
+    tx.execute("DELETE FROM schema_version", [])?;
+    tx.execute("INSERT INTO schema_version (version) VALUES (?1)", [MIGRATIONS.len() as u32])?;
+    tx.commit()?;
+    Ok(())
+}

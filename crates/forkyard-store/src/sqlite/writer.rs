@@ -1,0 +1,248 @@
+//! The one connection of a process that writes. Requests that wait while a commit is synced make up the next
+//! transaction: one sync for all of them. Each has a savepoint of its own, so a refused one leaves no trace.
+
+use std::collections::BTreeSet;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forkyard_core::RunId;
+use rusqlite::Connection;
+use tokio::sync::{mpsc, oneshot};
+
+use super::error::is_busy;
+use super::schema::BUSY_TIMEOUT;
+use crate::codec::{int, uint};
+use crate::hub::Hub;
+use crate::{Result, StoreError};
+
+/// Requests that may wait; more wait in their callers.
+const QUEUE: usize = 4096;
+/// Requests in one transaction. Bounds the time that other processes wait for the lock.
+const MAX_BATCH: usize = 512;
+/// How often a waiting process tries to get the write lock. SQLite's own waits grow to 100 ms: too long for a command.
+const RETRY: Duration = Duration::from_micros(700);
+/// A process that writes without pause leaves a gap this long (more than [`RETRY`], so that whoever waits finds it) …
+const GAP: Duration = Duration::from_millis(1);
+/// … after this time. Costs 4 % of one busy process, and nobody starves.
+const BUSY_STRETCH: Duration = Duration::from_millis(25);
+/// Changed runs that are remembered although they were deleted, so that slow watchers hear of it.
+const KEPT_CHANGES: i64 = 1000;
+
+/// An open transaction, and the runs that it has touched.
+pub(super) struct Tx<'a> {
+    conn: &'a Connection,
+    touched: std::cell::RefCell<BTreeSet<RunId>>,
+}
+
+impl Tx<'_> {
+    /// Watchers of the run will be woken.
+    pub(super) fn touch(&self, run: &RunId) {
+        self.touched.borrow_mut().insert(run.clone());
+    }
+}
+
+impl Deref for Tx<'_> {
+    type Target = Connection;
+    fn deref(&self) -> &Connection {
+        self.conn
+    }
+}
+
+/// One request. Runs again if its transaction was lost.
+trait Job: Send {
+    fn run(&mut self, tx: &Tx<'_>) -> Result<()>;
+    fn answer(self: Box<Self>, outcome: Result<()>);
+}
+
+struct Request<F, T> {
+    work: F,
+    value: Option<T>,
+    reply: oneshot::Sender<Result<T>>,
+}
+
+impl<T: Send, F: FnMut(&Tx<'_>) -> Result<T> + Send> Job for Request<F, T> {
+    fn run(&mut self, tx: &Tx<'_>) -> Result<()> {
+        self.value = Some((self.work)(tx)?);
+        Ok(())
+    }
+    fn answer(self: Box<Self>, outcome: Result<()>) {
+        let Request { value, reply, .. } = *self;
+        let stopped = || StoreError::Unavailable("the request was not carried out".into());
+        // Whoever asked may be gone; what was written stays.
+        let _ = reply.send(outcome.and_then(|()| value.ok_or_else(stopped)));
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct Writer {
+    queue: mpsc::Sender<Box<dyn Job>>,
+}
+
+impl Writer {
+    pub(super) fn start(conn: Connection, hub: Arc<Hub>) -> Result<Writer> {
+        // Only the start of a transaction can be busy, and the loop below handles that.
+        conn.busy_timeout(Duration::ZERO)?;
+        let (queue, mut requests) = mpsc::channel::<Box<dyn Job>>(QUEUE);
+        std::thread::Builder::new()
+            .name("store-writer".into())
+            .spawn(move || {
+                let mut stretch = Instant::now();
+                let mut batch = Vec::new();
+                while let Some(first) = requests.blocking_recv() {
+                    batch.push(first);
+                    while batch.len() < MAX_BATCH {
+                        match requests.try_recv() {
+                            Ok(job) => batch.push(job),
+                            Err(_) => break,
+                        }
+                    }
+                    write(&conn, std::mem::take(&mut batch), &hub);
+                    if requests.is_empty() {
+                        stretch = Instant::now();
+                    } else if stretch.elapsed() > BUSY_STRETCH {
+                        std::thread::sleep(GAP);
+                        stretch = Instant::now();
+                    }
+                }
+                hub.close();
+            })
+            .map_err(|e| StoreError::Unavailable(format!("no thread for the store: {e}")))?;
+        Ok(Writer { queue })
+    }
+
+    pub(super) async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let stopped = || StoreError::Unavailable("the store's writer has stopped".into());
+        let (reply, answer) = oneshot::channel();
+        self.queue.send(Box::new(Request { work, value: None, reply })).await.map_err(|_| stopped())?;
+        answer.await.map_err(|_| stopped())?
+    }
+}
+
+/// Writes the batch in one transaction. If that fails as a whole, each request gets one of its own: a request that does
+/// not fit on the disk must not fail those that do.
+fn write(conn: &Connection, mut batch: Vec<Box<dyn Job>>, hub: &Hub) {
+    match transaction(conn, &mut batch, hub) {
+        Ok(outcomes) => answer(batch, outcomes),
+        Err(error) if batch.len() == 1 || !matches!(error, StoreError::Full(_)) => {
+            let outcomes = batch.iter().map(|_| Err(error.clone())).collect();
+            answer(batch, outcomes);
+        }
+        Err(_) => {
+            for job in batch {
+                write(conn, vec![job], hub);
+            }
+        }
+    }
+}
+
+fn answer(batch: Vec<Box<dyn Job>>, outcomes: Vec<Result<()>>) {
+    for (job, outcome) in batch.into_iter().zip(outcomes) {
+        job.answer(outcome);
+    }
+}
+
+fn transaction(conn: &Connection, batch: &mut [Box<dyn Job>], hub: &Hub) -> Result<Vec<Result<()>>> {
+    begin(conn)?;
+    let done = fill(conn, batch).and_then(|filled| {
+        conn.prepare_cached("COMMIT")?.execute([])?;
+        Ok(filled)
+    });
+    match done {
+        Ok((outcomes, touched, change)) => {
+            for run in touched {
+                hub.changed(&run, change);
+            }
+            Ok(outcomes)
+        }
+        Err(error) => {
+            // A failed COMMIT may leave the transaction open; SQLite may also have ended it itself.
+            if !conn.is_autocommit() {
+                let _ = conn.execute_batch("ROLLBACK");
+            }
+            Err(error)
+        }
+    }
+}
+
+fn begin(conn: &Connection) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        match conn.prepare_cached("BEGIN IMMEDIATE")?.execute([]) {
+            Ok(_) => return Ok(()),
+            Err(error) if is_busy(&error) && started.elapsed() < BUSY_TIMEOUT => std::thread::sleep(RETRY),
+            Err(error) if is_busy(&error) => {
+                return Err(StoreError::Unavailable(format!(
+                    "another process has held the database's write lock for {} s",
+                    BUSY_TIMEOUT.as_secs()
+                )));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+type Filled = (Vec<Result<()>>, BTreeSet<RunId>, u64);
+
+fn fill(conn: &Connection, batch: &mut [Box<dyn Job>]) -> Result<Filled> {
+    let mut all = BTreeSet::new();
+    let mut outcomes = Vec::with_capacity(batch.len());
+    for job in batch {
+        conn.prepare_cached("SAVEPOINT request")?.execute([])?;
+        let tx = Tx { conn, touched: Default::default() };
+        let outcome = job.run(&tx);
+        let touched = tx.touched.into_inner();
+        if conn.is_autocommit() {
+            // SQLite gave up the whole transaction.
+            return Err(outcome.err().unwrap_or(StoreError::Unavailable("the transaction was lost".into())));
+        }
+        match &outcome {
+            Ok(()) => all.extend(touched),
+            // The disk, not the request: all of the batch has to be written anew.
+            Err(StoreError::Full(text)) => return Err(StoreError::Full(text.clone())),
+            Err(_) => {
+                conn.prepare_cached("ROLLBACK TO request")?.execute([])?;
+            }
+        }
+        conn.prepare_cached("RELEASE request")?.execute([])?;
+        outcomes.push(outcome);
+    }
+    let change = number(conn, &all)?;
+    Ok((outcomes, all, change))
+}
+
+/// Numbers this transaction's changes, for the watchers of other processes.
+fn number(conn: &Connection, touched: &BTreeSet<RunId>) -> Result<u64> {
+    if touched.is_empty() {
+        return Ok(0);
+    }
+    let change: i64 = conn
+        .prepare_cached("SELECT coalesce(max(change), 0) + 1 FROM changes")?
+        .query_row([], |r| r.get(0))?;
+    let mut put = conn.prepare_cached("INSERT OR REPLACE INTO changes (run, change) VALUES (?1, ?2)")?;
+    for run in touched {
+        put.execute((run.as_str(), change))?;
+    }
+    Ok(uint(change))
+}
+
+/// Forgets deleted runs whose last change is long ago.
+pub(super) fn prune_changes(conn: &Connection) -> Result<()> {
+    conn.prepare_cached(
+        "DELETE FROM changes WHERE change < (SELECT max(change) FROM changes) - ?1
+           AND run NOT IN (SELECT id FROM runs)",
+    )?
+    .execute([KEPT_CHANGES])?;
+    Ok(())
+}
+
+/// Changes after `last`, oldest first.
+pub(super) fn changes_after(conn: &Connection, last: u64) -> Result<Vec<(String, u64)>> {
+    let mut select =
+        conn.prepare_cached("SELECT run, change FROM changes WHERE change > ?1 ORDER BY change")?;
+    let rows = select.query_map([int(last)], |r| Ok((r.get(0)?, uint(r.get(1)?))))?;
+    Ok(rows.collect::<rusqlite::Result<_>>()?)
+}
