@@ -72,7 +72,14 @@ pub fn run_id(name: &str) -> RunId {
 }
 
 pub fn event(kind: &str, data: Value) -> NewEvent {
-    NewEvent { kind: kind.into(), version: 1, at: Timestamp(1_000), source: Source::System, sandbox: None, data }
+    NewEvent {
+        kind: kind.into(),
+        version: 1,
+        at: Timestamp(1_000),
+        source: Source::System,
+        sandbox: None,
+        data,
+    }
 }
 
 pub fn events(kind: &str, n: u64) -> Vec<NewEvent> {
@@ -166,11 +173,23 @@ pub async fn start_with(
 }
 
 /// A step of the run's own machine.
-pub fn step(run: &RunId, lease: LeaseToken, expected: u64, events: Vec<NewEvent>, views: Vec<View>) -> Append {
+pub fn step(
+    run: &RunId,
+    lease: LeaseToken,
+    expected: u64,
+    events: Vec<NewEvent>,
+    views: Vec<View>,
+) -> Append {
     Append { stream: StreamId::Run(run.clone()), lease, expected, events, views, consume: Vec::new() }
 }
 
-pub fn entry(run: &RunId, fork: ForkNum, attempt: u32, expected: u64, events: Vec<NewEvent>) -> AppendJournal {
+pub fn entry(
+    run: &RunId,
+    fork: ForkNum,
+    attempt: u32,
+    expected: u64,
+    events: Vec<NewEvent>,
+) -> AppendJournal {
     AppendJournal { run: run.clone(), fork, attempt: Attempt(attempt), expected, events, deliver: Vec::new() }
 }
 

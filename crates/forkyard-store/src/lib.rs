@@ -37,14 +37,17 @@ pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 pub trait Store: EventLog + Inbox + Leases + Ledger + Views + Send + Sync {}
 impl<T: EventLog + Inbox + Leases + Ledger + Views + Send + Sync> Store for T {}
 
-/// The streams.
+/// The streams. Answers are pages: at most the limit (0: the store's own bound), fewer when their data gets large; only an
+/// empty one is the end.
 #[async_trait]
 pub trait EventLog {
-    /// The first events of a run. With a key that was used before: the run that it made, and nothing is written.
+    /// The first events of a run, with its view. With a key that was used before: the run that it made, and nothing is
+    /// written. [`StoreError::Conflict`] if the run is there without the key.
     async fn create_run(&self, run: CreateRun) -> Result<Created>;
 
-    /// One step of a machine. Where a [`forkyard_core::view::View::Fork`] raises the fork's attempt, the reservations that older attempts
-    /// left open are closed with it (sent ones at their worst case).
+    /// One step of a machine. Where a [`forkyard_core::view::View::Fork`] raises the fork's attempt, the reservations that
+    /// older attempts left open are closed with it (sent ones at their worst case); one that lowers it is refused. All
+    /// views are of the stream's run. Commands that were consumed before, or are not the run's, are left alone.
     async fn append(&self, append: Append) -> Result<Appended>;
 
     /// Entries of an attempt's journal. `expected` is the number of entries that the attempt's journal had.
@@ -83,9 +86,9 @@ pub trait Inbox {
 /// PostgreSQL: the server's).
 #[async_trait]
 pub trait Leases {
-    /// None while another's lease is valid. A new tenure has a larger token than all before it.
+    /// None while another's lease is valid. A new tenure has a larger token than all before it, also for the same owner.
     async fn acquire(&self, run: &RunId, owner: &str, ttl: Duration) -> Result<Option<Lease>>;
-    /// Err([`StoreError::LeaseLost`]) if somebody else has it.
+    /// Err([`StoreError::LeaseLost`]) if somebody else has it, or had it since. Late is not lost.
     async fn renew(&self, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()>;
     /// Ok if it is not ours any more.
     async fn release(&self, run: &RunId, token: LeaseToken) -> Result<()>;
@@ -100,11 +103,16 @@ pub trait Leases {
 /// Money. See [`forkyard_core::budget`]: the decision is made there, under this store's lock.
 #[async_trait]
 pub trait Ledger {
-    /// Atomic across processes. Refused while the run is paused or the attempt is not the fork's current one.
+    /// Atomic across processes. Refused while the run is paused or the attempt is not the fork's current one. A request
+    /// that is open has its money already; one that was released is a new ask; one that was settled is
+    /// [`StoreError::Invalid`], since asking again would be sending again.
     async fn reserve(&self, run: &RunId, ask: Ask) -> Result<Reserve>;
+    // The steps of a reservation can be repeated: a caller whose answer was lost asks again. Other steps on a closed one
+    // are Invalid.
     async fn mark_sent(&self, run: &RunId, request: &str) -> Result<()>;
     async fn shrink(&self, run: &RunId, request: &str, worst: Usd) -> Result<()>;
     async fn settle(&self, run: &RunId, request: &str, cost: Usd) -> Result<()>;
+    /// A sent one is settled at its worst case. Ok if it is closed.
     async fn release_reservation(&self, run: &RunId, request: &str) -> Result<()>;
     async fn balance(&self, run: &RunId) -> Result<Balance>;
 }
@@ -118,14 +126,15 @@ pub trait Views {
     async fn forks(&self, run: &RunId) -> Result<Vec<ForkView>>;
     async fn fork(&self, run: &RunId, fork: ForkNum) -> Result<Option<ForkView>>;
     async fn sandboxes(&self, query: &SandboxQuery) -> Result<Vec<SandboxView>>;
-    /// The orphan sweep has destroyed it (Owed -> Destroyed).
+    /// The orphan sweep has destroyed it (Owed -> Destroyed). Ok if it was destroyed before.
     async fn sandbox_destroyed(&self, sandbox: &SandboxId) -> Result<()>;
     /// The number of entries in all journals of the fork: grows while its agent makes progress.
     async fn journal_len(&self, run: &RunId, fork: ForkNum) -> Result<u64>;
     /// The fork's current attempt, without the rest of its view.
     async fn attempt(&self, run: &RunId, fork: ForkNum) -> Result<Option<Attempt>>;
 
-    /// Removes an ended run with all that belongs to it.
+    /// Removes an ended run with all that belongs to it, blobs whose key starts with `RUN/` included. Refused while one of
+    /// its sandboxes may still have to be destroyed.
     async fn delete_run(&self, run: &RunId) -> Result<()>;
 
     async fn put_blob(&self, key: &str, data: &[u8]) -> Result<()>;

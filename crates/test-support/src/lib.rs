@@ -1,3 +1,6 @@
 //! Fakes, stand-in servers and fixtures for tests. Never linked into the binary.
 
+pub mod at_exit;
 pub mod model_server;
+
+pub use at_exit::{at_exit, keep_until_exit};

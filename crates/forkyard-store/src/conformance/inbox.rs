@@ -53,7 +53,8 @@ pub async fn messages_wait_for_their_fork<F: Future<Output = Arc<dyn Store>>>(ma
     let waiting = store.pending_messages(&run, 0).await.unwrap();
     assert_eq!(waiting.iter().map(|m| m.id).collect::<Vec<_>>(), ids);
     assert_eq!(waiting[1], StoredMessage { id: ids[1], data: json!(1), at: Timestamp(5) });
-    let deliver = AppendJournal { deliver: vec![ids[0], of_other], ..entry(&run, 0, 1, 0, events("agent.a", 1)) };
+    let deliver =
+        AppendJournal { deliver: vec![ids[0], of_other], ..entry(&run, 0, 1, 0, events("agent.a", 1)) };
     store.append_journal(deliver).await.unwrap();
     assert_eq!(store.pending_messages(&run, 0).await.unwrap().len(), 2);
     assert_eq!(store.pending_messages(&run, 1).await.unwrap().len(), 1, "another fork's is not delivered");

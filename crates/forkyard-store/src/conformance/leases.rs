@@ -142,7 +142,8 @@ pub async fn processes_are_forgotten<F: Future<Output = Arc<dyn Store>>>(make: i
     store.announce(&b, LONG).await.unwrap();
     assert_eq!(store.processes().await.unwrap(), [a.clone(), b.clone()]);
     store.announce(&a, SHORT).await.unwrap();
-    until("it is forgotten", || async { (store.processes().await.unwrap() == [b.clone()]).then_some(()) }).await;
+    until("it is forgotten", || async { (store.processes().await.unwrap() == [b.clone()]).then_some(()) })
+        .await;
     store.announce(&a, LONG).await.unwrap();
     assert_eq!(store.processes().await.unwrap(), [a, b]);
 }

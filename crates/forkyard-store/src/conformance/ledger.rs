@@ -121,7 +121,11 @@ pub async fn a_paused_run_reserves_nothing<F: Future<Output = Arc<dyn Store>>>(m
     view.paused = true;
     store.append(step(&run, lease, 1, vec![], vec![View::Run(view.clone())])).await.unwrap();
     assert_eq!(store.reserve(&run, ask(0, 1, "b", 10)).await.unwrap(), Reserve::Paused);
-    assert_eq!(store.reserve(&run, ask(0, 1, "a", 10)).await.unwrap(), Reserve::Paused, "nor what it asked before");
+    assert_eq!(
+        store.reserve(&run, ask(0, 1, "a", 10)).await.unwrap(),
+        Reserve::Paused,
+        "nor what it asked before"
+    );
     // What was sent is still settled.
     store.settle(&run, "a", Usd(3)).await.unwrap();
     view.paused = false;
@@ -151,7 +155,8 @@ pub async fn a_new_attempt_closes_what_was_open<F: Future<Output = Arc<dyn Store
     }
     store.settle(&run, "done", Usd(7)).await.unwrap();
     // A step that is refused closes nothing.
-    let bump = |expected| store.append(step(&run, lease, expected, vec![], vec![View::Fork(fork_view(&run, 0, 2))]));
+    let bump =
+        |expected| store.append(step(&run, lease, expected, vec![], vec![View::Fork(fork_view(&run, 0, 2))]));
     bump(9).await.unwrap_err();
     assert_eq!(sums(&store, &run).await, (7, 330));
     bump(1).await.unwrap();

@@ -53,7 +53,10 @@ pub async fn steps_need_the_expected_sequence<F: Future<Output = Arc<dyn Store>>
         assert_eq!(refused, Err(StoreError::Conflict { expected, actual: 3 }));
     }
     // Streams count for themselves, positions for the run.
-    let of_fork = Append { stream: StreamId::Fork(run.clone(), 0), ..step(&run, lease, 0, events("fork.a", 1), vec![]) };
+    let of_fork = Append {
+        stream: StreamId::Fork(run.clone(), 0),
+        ..step(&run, lease, 0, events("fork.a", 1), vec![])
+    };
     assert_eq!(store.append(of_fork).await.unwrap(), Appended { seq: 1, position: 4 });
     let journal = store.append_journal(entry(&run, 0, 1, 0, events("agent.a", 2))).await.unwrap();
     assert_eq!(journal, Appended { seq: 2, position: 6 });
@@ -123,10 +126,7 @@ pub async fn a_refused_step_leaves_no_trace<F: Future<Output = Arc<dyn Store>>>(
     };
     let stale = StoreError::StaleAttempt { mine: Attempt(4), current: Attempt(5) };
     assert_eq!(store.append(full(1, 4, lease)).await, Err(stale));
-    assert_eq!(
-        store.append(full(7, 5, lease)).await,
-        Err(StoreError::Conflict { expected: 7, actual: 1 })
-    );
+    assert_eq!(store.append(full(7, 5, lease)).await, Err(StoreError::Conflict { expected: 7, actual: 1 }));
     assert_eq!(store.append(full(1, 5, lease + 1)).await, Err(StoreError::LeaseLost));
     assert_eq!(store.run(&run).await.unwrap().unwrap(), run_view(&run));
     assert_eq!(store.attempt(&run, 1).await.unwrap(), Some(Attempt(1)));
@@ -146,7 +146,8 @@ pub async fn a_refused_entry_leaves_no_trace<F: Future<Output = Arc<dyn Store>>>
     let store = make().await;
     let (run, _) = start(&store, "a", 1).await;
     let id = store.put_message(&run, 0, message(None, json!("hi"))).await.unwrap();
-    let with = |expected| AppendJournal { deliver: vec![id], ..entry(&run, 0, 1, expected, events("agent.a", 2)) };
+    let with =
+        |expected| AppendJournal { deliver: vec![id], ..entry(&run, 0, 1, expected, events("agent.a", 2)) };
     assert_eq!(store.append_journal(with(3)).await, Err(StoreError::Conflict { expected: 3, actual: 0 }));
     assert_eq!(store.pending_messages(&run, 0).await.unwrap().len(), 1);
     assert_eq!(store.journal_len(&run, 0).await.unwrap(), 0);
@@ -192,7 +193,9 @@ pub async fn streams_are_read_in_pages<F: Future<Output = Arc<dyn Store>>>(make:
     assert_eq!(store.read_stream(&stream, u64::MAX, 0).await.unwrap(), vec![]);
     let journal = StreamId::Journal(run.clone(), 0, Attempt(1));
     assert_eq!(store.read_stream(&journal, 3, 0).await.unwrap().len(), 2);
-    for none in [StreamId::Fork(run.clone(), 0), StreamId::Journal(run, 0, Attempt(2)), StreamId::Run(run_id("no"))] {
+    for none in
+        [StreamId::Fork(run.clone(), 0), StreamId::Journal(run, 0, Attempt(2)), StreamId::Run(run_id("no"))]
+    {
         assert_eq!(store.read_stream(&none, 0, 0).await.unwrap(), vec![]);
     }
 }
@@ -218,13 +221,13 @@ pub async fn runs_are_read_by_position<F: Future<Output = Arc<dyn Store>>>(make:
     assert_eq!(read(EventQuery::default()).await, all);
     assert_eq!(read(EventQuery { after: 9, ..Default::default() }).await, [10, 11, 12]);
     assert_eq!(read(EventQuery { after: 3, before: Some(6), ..Default::default() }).await, [4, 5]);
-    assert_eq!(read(EventQuery { before: Some(0), ..Default::default() }).await, []);
+    assert_eq!(read(EventQuery { before: Some(0), ..Default::default() }).await, Vec::<u64>::new());
     assert_eq!(read(EventQuery { after: 5, limit: 2, ..Default::default() }).await, [6, 7]);
     assert_eq!(read(EventQuery { newest_first: true, limit: 3, ..Default::default() }).await, [12, 11, 10]);
     let back = EventQuery { newest_first: true, before: Some(10), limit: 2, ..Default::default() };
     assert_eq!(read(back).await, [9, 8]);
     for huge in [12, 1 << 32, u64::MAX] {
-        assert_eq!(read(EventQuery { after: huge, ..Default::default() }).await, []);
+        assert_eq!(read(EventQuery { after: huge, ..Default::default() }).await, Vec::<u64>::new());
     }
     assert_eq!(read(EventQuery { before: Some(u64::MAX), ..Default::default() }).await, all);
 }
@@ -236,8 +239,10 @@ pub async fn queries_filter_by_kind_and_fork<F: Future<Output = Arc<dyn Store>>>
     let list = kinds.iter().map(|k| event(k, json!(null))).collect();
     store.append(step(&run, lease, 1, list, vec![])).await.unwrap();
     store.append_journal(entry(&run, 1, 1, 0, events("agent.turn", 1))).await.unwrap();
-    let of_fork =
-        Append { stream: StreamId::Fork(run.clone(), 1), ..step(&run, lease, 0, events("fork.a", 1), vec![]) };
+    let of_fork = Append {
+        stream: StreamId::Fork(run.clone(), 1),
+        ..step(&run, lease, 0, events("fork.a", 1), vec![])
+    };
     store.append(of_fork).await.unwrap();
     let read = |kinds: &[&str], fork| {
         let query =
@@ -269,7 +274,12 @@ pub async fn sandboxes_have_their_events<F: Future<Output = Arc<dyn Store>>>(mak
         source: Source::Worker,
         ..event(kind, json!({ "of": id }))
     };
-    let list = vec![about("sandbox.a", "box1"), about("sandbox.b", "box2"), event("run.x", json!(1)), about("exec.c", "box1")];
+    let list = vec![
+        about("sandbox.a", "box1"),
+        about("sandbox.b", "box2"),
+        event("run.x", json!(1)),
+        about("exec.c", "box1"),
+    ];
     store.append(step(&run, lease, 1, list, vec![])).await.unwrap();
     let found = store.read_sandbox(&box1, &EventQuery::default()).await.unwrap();
     assert_eq!(found.iter().map(|e| e.position).collect::<Vec<_>>(), [2, 5]);
@@ -326,7 +336,8 @@ pub async fn what_is_missing_is_named<F: Future<Output = Arc<dyn Store>>>(make: 
 pub async fn an_attempt_never_goes_back<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
     let store = make().await;
     let (run, lease) = start(&store, "a", 1).await;
-    let put = |attempt| store.append(step(&run, lease, 1, vec![], vec![View::Fork(fork_view(&run, 0, attempt))]));
+    let put =
+        |attempt| store.append(step(&run, lease, 1, vec![], vec![View::Fork(fork_view(&run, 0, attempt))]));
     put(3).await.unwrap();
     assert_eq!(put(2).await, Err(StoreError::StaleAttempt { mine: Attempt(2), current: Attempt(3) }));
     put(3).await.unwrap();

@@ -15,7 +15,8 @@ pub async fn a_tailing_reader_misses_nothing<F: Future<Output = Arc<dyn Store>>>
         let (store, run) = (store.clone(), run.clone());
         tasks.spawn(async move {
             for i in 0..STEPS {
-                let done = store.append_journal(entry(&run, fork, 1, i * 2, events("agent.a", 2))).await.unwrap();
+                let done =
+                    store.append_journal(entry(&run, fork, 1, i * 2, events("agent.a", 2))).await.unwrap();
                 assert_eq!(done.seq, i * 2 + 2);
                 let stream = StreamId::Fork(run.clone(), fork);
                 let machine = Append { stream, ..step(&run, lease, i, events("fork.a", 1), vec![]) };
@@ -36,7 +37,8 @@ pub async fn a_tailing_reader_misses_nothing<F: Future<Output = Arc<dyn Store>>>
         let mut seen: Vec<Recorded> = Vec::new();
         while (seen.len() as u64) < total {
             let after = seen.last().map_or(0, |e| e.position);
-            let page = store.read_run(&run, &EventQuery { after, limit: 50, ..Default::default() }).await.unwrap();
+            let page =
+                store.read_run(&run, &EventQuery { after, limit: 50, ..Default::default() }).await.unwrap();
             if page.is_empty() {
                 watch.changed().await;
             }
@@ -67,7 +69,9 @@ pub async fn one_of_many_rivals_wins_each_step<F: Future<Output = Arc<dyn Store>
         let mut rivals = tokio::task::JoinSet::new();
         for _ in 0..8 {
             let (store, run) = (store.clone(), run.clone());
-            rivals.spawn(async move { store.append(step(&run, lease, round, events("run.a", 1), vec![])).await });
+            rivals.spawn(
+                async move { store.append(step(&run, lease, round, events("run.a", 1), vec![])).await },
+            );
         }
         let answers = rivals.join_all().await;
         assert_eq!(answers.iter().filter(|a| a.is_ok()).count(), 1, "{answers:?}");

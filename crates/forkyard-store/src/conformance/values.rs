@@ -36,7 +36,19 @@ pub async fn hostile_text_round_trips<F: Future<Output = Arc<dyn Store>>>(make: 
 pub async fn numbers_round_trip<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
     let store = make().await;
     let (run, lease) = start(&store, "a", 1).await;
-    let data = json!([0, -1, u64::MAX, i64::MIN, 0.1, 1e-308, f64::MAX, 5e-324, 0.1 + 0.2, 123456789.12345679, 1e23]);
+    let data = json!([
+        0,
+        -1,
+        u64::MAX,
+        i64::MIN,
+        0.1,
+        1e-308,
+        f64::MAX,
+        5e-324,
+        0.1 + 0.2,
+        123456789.12345679,
+        1e23
+    ]);
     let new = NewEvent { version: u16::MAX, at: Timestamp(i64::MAX as u64), ..event("run.a", data) };
     store.append(step(&run, lease, 1, vec![new.clone()], vec![])).await.unwrap();
     assert_eq!(store.read_stream(&StreamId::Run(run.clone()), 1, 1).await.unwrap()[0].event, new);
@@ -61,7 +73,10 @@ pub async fn too_much_is_refused<F: Future<Output = Arc<dyn Store>>>(make: impl 
     }
     let many = AppendJournal { deliver: vec![1; check::MAX_ITEMS + 1], ..entry(&run, 0, 1, 0, vec![]) };
     assert_invalid(store.append_journal(many).await, "messages");
-    assert_invalid(store.append_journal(entry(&run, 0, 1, 0, vec![event("agent.big", big.clone())])).await, "agent.big");
+    assert_invalid(
+        store.append_journal(entry(&run, 0, 1, 0, vec![event("agent.big", big.clone())])).await,
+        "agent.big",
+    );
     assert_invalid(store.put_command(&run, command(None, big.clone())).await, "command");
     assert_invalid(store.put_message(&run, 0, message(None, big.clone())).await, "message");
     let mut view = run_view(&run);
@@ -83,8 +98,12 @@ pub async fn odd_names_are_kept_or_refused<F: Future<Output = Arc<dyn Store>>>(m
         assert_invalid(store.put_message(&run, 0, message(Some(bad), json!(1))).await, "key");
         assert_invalid(store.acquire(&run, bad, LONG).await, "owner");
         assert_invalid(store.put_blob(bad, b"x").await, "key");
-        let new =
-            CreateRun { run: run_id("b"), key: Some(bad.into()), events: vec![], views: vec![View::Run(run_view(&run_id("b")))] };
+        let new = CreateRun {
+            run: run_id("b"),
+            key: Some(bad.into()),
+            events: vec![],
+            views: vec![View::Run(run_view(&run_id("b")))],
+        };
         assert_invalid(store.create_run(new).await, "key");
     }
     let mut ids = std::collections::BTreeSet::new();

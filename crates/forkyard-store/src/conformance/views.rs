@@ -42,7 +42,8 @@ pub async fn runs_are_listed_newest_first<F: Future<Output = Arc<dyn Store>>>(ma
     assert_eq!(list(RunQuery { live: true, ..Default::default() }).await, ["d", "b", "a", "e"]);
     let (mut seen, mut before) = (Vec::new(), None);
     loop {
-        let page = store.runs(&RunQuery { before: before.clone(), limit: 2, ..Default::default() }).await.unwrap();
+        let page =
+            store.runs(&RunQuery { before: before.clone(), limit: 2, ..Default::default() }).await.unwrap();
         let Some(last) = page.last() else { break };
         before = Some((last.created_at, last.id.clone()));
         seen.extend(page.iter().map(|v| v.id.to_string()));
@@ -128,7 +129,8 @@ pub async fn deleting_takes_all_of_a_run<F: Future<Output = Arc<dyn Store>>>(mak
         store.append_journal(entry(&run, 0, 1, 0, events("agent.a", 3))).await.unwrap();
         store.put_command(&run, command(Some("k"), json!(1))).await.unwrap();
         store.put_message(&run, 0, message(Some("k"), json!(1))).await.unwrap();
-        let ask = forkyard_core::budget::Ask { fork: 0, attempt: Attempt(1), request: "r".into(), worst: Usd(9) };
+        let ask =
+            forkyard_core::budget::Ask { fork: 0, attempt: Attempt(1), request: "r".into(), worst: Usd(9) };
         store.reserve(&run, ask).await.unwrap();
         let gone = sandbox_view(&run, 0, SandboxState::Destroyed);
         store.append(step(&run, lease, 1, vec![], vec![View::Sandbox(gone)])).await.unwrap();
@@ -170,10 +172,18 @@ pub async fn watchers_hear_of_everything<F: Future<Output = Arc<dyn Store>>>(mak
     for change in ["append", "journal", "command", "message", "settle", "sandbox"] {
         let mut watches = [store.watch(Some(&run)), store.watch(None)];
         match change {
-            "append" => drop(store.append(step(&run, lease, 1, events("run.a", 1), vec![])).await.unwrap()),
-            "journal" => drop(store.append_journal(entry(&run, 0, 1, 0, events("agent.a", 1))).await.unwrap()),
-            "command" => drop(store.put_command(&run, command(None, json!(1))).await.unwrap()),
-            "message" => drop(store.put_message(&run, 0, message(None, json!(1))).await.unwrap()),
+            "append" => {
+                store.append(step(&run, lease, 1, events("run.a", 1), vec![])).await.unwrap();
+            }
+            "journal" => {
+                store.append_journal(entry(&run, 0, 1, 0, events("agent.a", 1))).await.unwrap();
+            }
+            "command" => {
+                store.put_command(&run, command(None, json!(1))).await.unwrap();
+            }
+            "message" => {
+                store.put_message(&run, 0, message(None, json!(1))).await.unwrap();
+            }
             "settle" => store.settle(&run, "r", Usd(1)).await.unwrap(),
             _ => store.sandbox_destroyed(&sandbox.id).await.unwrap(),
         }
@@ -187,7 +197,9 @@ pub async fn watchers_hear_of_everything<F: Future<Output = Arc<dyn Store>>>(mak
 }
 
 /// Not a promise to the letter (a watch may wake for nothing), but ten thousand watchers rely on it.
-pub async fn watchers_of_one_run_sleep_through_others<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+pub async fn watchers_of_one_run_sleep_through_others<F: Future<Output = Arc<dyn Store>>>(
+    make: impl Fn() -> F,
+) {
     let store = make().await;
     let (a, _) = start(&store, "a", 1).await;
     let (b, _) = start(&store, "b", 1).await;
@@ -214,7 +226,10 @@ pub async fn journal_length_counts_all_attempts<F: Future<Output = Arc<dyn Store
     let (run, lease) = start(&store, "a", 2).await;
     store.append_journal(entry(&run, 0, 1, 0, events("agent.a", 3))).await.unwrap();
     store.append_journal(entry(&run, 1, 1, 0, events("agent.a", 9))).await.unwrap();
-    let machine = Append { stream: StreamId::Fork(run.clone(), 0), ..step(&run, lease, 0, events("fork.a", 7), vec![]) };
+    let machine = Append {
+        stream: StreamId::Fork(run.clone(), 0),
+        ..step(&run, lease, 0, events("fork.a", 7), vec![])
+    };
     store.append(machine).await.unwrap();
     store.append(step(&run, lease, 1, vec![], vec![View::Fork(fork_view(&run, 0, 2))])).await.unwrap();
     assert_eq!(store.journal_len(&run, 0).await.unwrap(), 3);
