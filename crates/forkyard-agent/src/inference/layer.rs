@@ -6,7 +6,7 @@
 //!          └───────────── delay (retry-after, backoff) ─────────────┴─ failed: settled at 0 or at its worst case
 //! ```
 
-use std::hash::RandomState;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -80,10 +80,12 @@ impl Inference {
         self.prices.get(self.backend.priced_as(self.prices.resolve(model)))
     }
 
-    /// The model as one attempt of a fork uses it. `key` is unique for the attempt: each request's reservation derives from it.
+    /// The model as one attempt of a fork uses it. `key` begins the name of each
+    /// request's reservation.
     pub fn session(&self, session: SessionSpec) -> Session {
         Session {
             inference: self.clone(),
+            nonce: RandomState::new().hash_one(&session.key),
             spec: session,
             requests: AtomicU64::new(0),
             conversations: Conversations::default(),
@@ -105,6 +107,8 @@ pub struct SessionSpec {
 pub struct Session {
     inference: Inference,
     spec: SessionSpec,
+    /// Keeps the requests of two sessions apart, also if they were given the same key.
+    nonce: u64,
     /// Numbers reservations: one that was released is never asked for again.
     requests: AtomicU64,
     conversations: Conversations,
@@ -288,7 +292,8 @@ impl Session {
         deltas: &mut dyn DeltaSink,
     ) -> Result<(Reservation, u32), InferenceError> {
         let ledger = &self.spec.ledger;
-        let key = format!("{}/{}", self.spec.key, self.requests.fetch_add(1, Ordering::Relaxed));
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        let key = format!("{}/{:016x}/{number}", self.spec.key, self.nonce);
         let full = turn.request.max_tokens;
         let least = self.inference.settings.min_output_tokens.min(full);
         let mut max_tokens = full;

@@ -1,5 +1,6 @@
 //! A budget within one process: what runs without a store, and tests, spend by. The decisions are the core's own.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
@@ -24,6 +25,8 @@ struct State {
     usage: Usage,
     paused: bool,
     cancelled: bool,
+    /// The newest attempt that took a fork over.
+    attempts: BTreeMap<ForkNum, Attempt>,
 }
 
 impl MemoryBudget {
@@ -33,6 +36,7 @@ impl MemoryBudget {
             usage: Usage::default(),
             paused: false,
             cancelled: false,
+            attempts: BTreeMap::new(),
         };
         MemoryBudget { state: Arc::new(Mutex::new(state)), changes: watch::Sender::new(0) }
     }
@@ -63,7 +67,11 @@ impl MemoryBudget {
     }
     /// A newer attempt takes the fork over.
     pub fn take_over(&self, fork: ForkNum, attempt: Attempt) {
-        self.change(|state| state.ledger.close_attempts_before(fork, attempt));
+        self.change(|state| {
+            let newest = state.attempts.entry(fork).or_default();
+            *newest = attempt.max(*newest);
+            state.ledger.close_attempts_before(fork, attempt);
+        });
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -84,6 +92,12 @@ pub struct MemoryLedger {
     attempt: Attempt,
 }
 
+impl State {
+    fn is_stale(&self, ledger: &MemoryLedger) -> bool {
+        self.attempts.get(&ledger.fork).is_some_and(|newest| *newest > ledger.attempt)
+    }
+}
+
 fn broken(error: budget::LedgerError) -> LedgerError {
     LedgerError::Broken(error.to_string())
 }
@@ -97,6 +111,9 @@ impl Ledger for MemoryLedger {
 
     async fn reserve(&self, ask: Ask) -> Result<Grant, LedgerError> {
         let mut state = self.budget.lock();
+        if state.is_stale(self) {
+            return Ok(Grant::Stale);
+        }
         if state.cancelled {
             return Ok(Grant::Cancelled);
         }
@@ -117,17 +134,16 @@ impl Ledger for MemoryLedger {
 
     async fn sent(&self, id: &ReservationId) -> Result<Sent, LedgerError> {
         let mut state = self.budget.lock();
+        if state.is_stale(self) {
+            return Ok(Sent::Stale);
+        }
         if state.cancelled {
             return Ok(Sent::Cancelled);
         }
         if state.paused {
             return Ok(Sent::Paused);
         }
-        match state.ledger.sent(&id.0) {
-            Ok(()) => Ok(Sent::Go),
-            Err(budget::LedgerError::Closed(_)) => Ok(Sent::Stale),
-            Err(e @ budget::LedgerError::Unknown(_)) => Err(broken(e)),
-        }
+        state.ledger.sent(&id.0).map(|()| Sent::Go).map_err(broken)
     }
 
     async fn shrink(&self, id: &ReservationId, worst: Usd) -> Result<(), LedgerError> {

@@ -27,6 +27,7 @@ use axum::routing::post;
 use serde_json::{Value, json};
 
 pub use cache::{PromptCache, count_tokens};
+pub use check::signature;
 pub use reply::{Cut, Gate, Part, Reply, Split};
 
 /// What a request was charged, by token kind.
