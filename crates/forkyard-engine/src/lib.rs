@@ -1,1 +1,3 @@
+//! Drives runs: engines, activities, and git on the host.
 
+pub mod git;

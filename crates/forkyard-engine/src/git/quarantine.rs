@@ -1,0 +1,255 @@
+//! From changed files of a sandbox to a commit of a repository: hostile until git has checked every object.
+
+use std::fs;
+use std::path::PathBuf;
+
+use forkyard_core::Timestamp;
+use forkyard_sandbox::WorkDiff;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::command::{Call, Git, git, io_error};
+use super::error::{GitError, GitErrorKind, Result};
+use super::names::{CommitId, check_path};
+use super::repo::Repo;
+
+/// Bounds of one fork's work.
+#[derive(Debug, Clone, Copy)]
+pub struct WorkLimits {
+    pub max_files: usize,
+    pub max_bytes: u64,
+}
+
+impl Default for WorkLimits {
+    /// More than any change that a person would review; far less than what would hurt the host.
+    fn default() -> Self {
+        WorkLimits { max_files: 20_000, max_bytes: 256 << 20 }
+    }
+}
+
+/// What a commit says beside its files. The same values give the same commit id.
+#[derive(Debug, Clone)]
+pub struct WorkCommit {
+    pub message: String,
+    pub author: String,
+    pub email: String,
+    pub at: Timestamp,
+}
+
+/// A repository that is removed with all that is in it.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Git {
+    /// Makes a commit of `work` on top of `base` and brings its objects into `repo`. It has no ref yet: see [`Git::keep`].
+    /// The base itself is the answer where nothing differs.
+    pub async fn commit_work(
+        &self,
+        repo: &Repo,
+        base: &CommitId,
+        work: &WorkDiff,
+        about: &WorkCommit,
+        limits: WorkLimits,
+    ) -> Result<CommitId> {
+        check(work, limits)?;
+        if work.changed.is_empty() && work.deleted.is_empty() {
+            return Ok(base.clone());
+        }
+        let scratch = self.scratch().await?;
+        let inside = |call: Call| {
+            call.env("GIT_DIR", &scratch.0)
+                .env("GIT_ALTERNATE_OBJECT_DIRECTORIES", quoted(&repo.objects()))
+                .cwd(&scratch.0)
+        };
+        self.import(
+            inside(git(["fast-import", "--quiet", "--done", "--date-format=raw"])),
+            base,
+            work,
+            about,
+        )
+        .await?;
+        let parse = git(["rev-parse", "refs/heads/work^{commit}", "refs/heads/work^{tree}"])
+            .arg(format!("{base}^{{tree}}"));
+        let answer = self.run(inside(parse)).await?.text();
+        let [commit, tree, base_tree] = answer.lines().collect::<Vec<_>>()[..] else {
+            return Err(GitError::new(GitErrorKind::Corrupt, "git rev-parse answered with something else"));
+        };
+        if tree == base_tree {
+            return Ok(base.clone());
+        }
+        let commit = CommitId::new(commit)?;
+        let wanted = format!("{commit}\n^{base}\n");
+        let pack = self
+            .run(inside(git(["pack-objects", "--revs", "--stdout", "--quiet"])).stdin(wanted))
+            .await?
+            .stdout;
+        // Checked where it is: a pack that is refused leaves its remains behind.
+        self.index_pack(inside, pack.clone()).await?;
+        self.take_pack(repo, pack).await?;
+        Ok(commit)
+    }
+
+    /// Takes a pack into a repository, if git's own checks find nothing wrong with any object in it.
+    pub(super) async fn take_pack(&self, repo: &Repo, pack: Vec<u8>) -> Result<()> {
+        self.index_pack(|call| self.on_objects(repo, call), pack).await
+    }
+
+    async fn index_pack(&self, whereto: impl Fn(Call) -> Call, pack: Vec<u8>) -> Result<()> {
+        let call = whereto(git(["index-pack", "--stdin", "--strict"])).stdin(pack);
+        self.run(call).await.map(drop).map_err(|e| match e.kind {
+            GitErrorKind::Timeout | GitErrorKind::TooLarge => e,
+            GitErrorKind::Unavailable if !e.message.contains("fsck") => e,
+            GitErrorKind::Invalid
+            | GitErrorKind::NotFound
+            | GitErrorKind::Auth
+            | GitErrorKind::Conflict
+            | GitErrorKind::Corrupt
+            | GitErrorKind::Unavailable => GitError { kind: GitErrorKind::Corrupt, hint: None, ..e },
+        })
+    }
+
+    async fn scratch(&self) -> Result<Scratch> {
+        self.prepare().await?;
+        let parent = self.config.dir.join("quarantine");
+        fs::create_dir_all(&parent).map_err(io_error)?;
+        // Unique among processes and within this one.
+        static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let n = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let scratch = Scratch(parent.join(format!("{}-{n}.git", std::process::id())));
+        // A process of the same number may have died here.
+        let _ = fs::remove_dir_all(&scratch.0);
+        self.init_bare(&scratch.0).await?;
+        Ok(scratch)
+    }
+
+    async fn import(&self, call: Call, base: &CommitId, work: &WorkDiff, about: &WorkCommit) -> Result<()> {
+        let call = call.config("fastimport.unpackLimit", "0");
+        let (mut child, _group) = self.spawn_held(&call)?;
+        let mut stdin = child.stdin.take().expect("stdin is piped");
+        let mut stderr = child.stderr.take().expect("stderr is piped");
+        let head = commit_head(base, about);
+        let write = async {
+            stdin.write_all(head.as_bytes()).await?;
+            for path in &work.deleted {
+                stdin.write_all(format!("D {}\n", c_quoted(path)).as_bytes()).await?;
+            }
+            for file in &work.changed {
+                let line =
+                    format!("M {:o} inline {}\ndata {}\n", file.mode, c_quoted(&file.path), file.data.len());
+                stdin.write_all(line.as_bytes()).await?;
+                stdin.write_all(&file.data).await?;
+                stdin.write_all(b"\n").await?;
+            }
+            stdin.write_all(b"\ndone\n").await?;
+            stdin.shutdown().await?;
+            drop(stdin);
+            Ok::<(), std::io::Error>(())
+        };
+        let mut said = String::new();
+        let work = async {
+            let (written, _) = tokio::join!(write, stderr.read_to_string(&mut said));
+            (written, child.wait().await)
+        };
+        let (written, status) = tokio::time::timeout(self.config.timeout, work)
+            .await
+            .map_err(|_| GitError::new(GitErrorKind::Timeout, "git fast-import took too long"))?;
+        if !status.map_err(io_error)?.success() {
+            // It refuses names and modes that we did not foresee.
+            let kind = if said.contains("No space left") {
+                GitErrorKind::Unavailable
+            } else {
+                GitErrorKind::Corrupt
+            };
+            return Err(GitError::new(kind, format!("git fast-import: {said}")));
+        }
+        written.map_err(io_error)
+    }
+}
+
+fn check(work: &WorkDiff, limits: WorkLimits) -> Result<()> {
+    let files = work.changed.len() + work.deleted.len();
+    let bytes: u64 = work.changed.iter().map(|f| f.data.len() as u64).sum();
+    if files > limits.max_files || bytes > limits.max_bytes {
+        return Err(GitError::new(
+            GitErrorKind::TooLarge,
+            format!(
+                "the work has {files} files and {bytes} bytes; at most {} and {} are taken",
+                limits.max_files, limits.max_bytes
+            ),
+        )
+        .hint("ignore generated files in .gitignore"));
+    }
+    for path in work.changed.iter().map(|f| &f.path).chain(&work.deleted) {
+        check_path(path)?;
+    }
+    for file in &work.changed {
+        if !matches!(file.mode, 0o100_644 | 0o100_755 | 0o120_000) {
+            return Err(GitError::invalid(format!("{:?} has mode {:o}", file.path, file.mode)));
+        }
+    }
+    Ok(())
+}
+
+fn commit_head(base: &CommitId, about: &WorkCommit) -> String {
+    // What ends a name in git's format must not stand in one.
+    let clean = |s: &str| -> String {
+        s.chars().filter(|c| !c.is_control() && !"<>".contains(*c)).take(200).collect()
+    };
+    let who = format!("{} <{}> {} +0000", clean(&about.author), clean(&about.email), about.at.0 / 1000);
+    let message: String = about.message.chars().filter(|c| *c != '\0').collect();
+    format!(
+        "commit refs/heads/work\nauthor {who}\ncommitter {who}\ndata {}\n{message}\nfrom {base}\n",
+        message.len()
+    )
+}
+
+/// A path as fast-import reads it, whatever is in it.
+fn c_quoted(path: &str) -> String {
+    let mut out = String::with_capacity(path.len() + 2);
+    out.push('"');
+    for b in path.bytes() {
+        match b {
+            b'"' | b'\\' => {
+                out.push('\\');
+                out.push(char::from(b));
+            }
+            0x20..=0x7e => out.push(char::from(b)),
+            _ => out.push_str(&format!("\\{b:03o}")),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// A path for a list that is separated by colons.
+fn quoted(path: &std::path::Path) -> String {
+    c_quoted(&path.to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_quoted_so_that_nothing_ends_them_early() {
+        assert_eq!(c_quoted("a b"), "\"a b\"");
+        assert_eq!(c_quoted("a\"\\\n\x1bä"), "\"a\\\"\\\\\\012\\033\\303\\244\"");
+    }
+
+    #[test]
+    fn names_in_commits_can_not_add_headers() {
+        let about = WorkCommit {
+            message: "m".into(),
+            author: "x\ncommitter evil <e>".into(),
+            email: "a> 0 +0000\nfrom x".into(),
+            at: Timestamp(5000),
+        };
+        let head = commit_head(&CommitId::new(&"a".repeat(40)).unwrap(), &about);
+        assert_eq!(head.lines().count(), 6, "{head}");
+        assert!(head.contains("author xcommitter evil e <a 0 +0000from x> 5 +0000\n"), "{head}");
+    }
+}

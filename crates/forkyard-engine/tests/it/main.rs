@@ -1,0 +1,3 @@
+//! Tests of the engine crate from outside.
+
+mod git;
