@@ -32,8 +32,7 @@ pub struct TurnRequest {
     /// The most that is asked for; less may be sent when money is short.
     pub max_tokens: u32,
     pub effort: Option<Effort>,
-    /// Tells conversations of one session apart (the agent's own, each subagent's), so that each one's last reported size can
-    /// be used for the next estimate.
+    /// Empty for the agent's own; each subagent's has a name. Each one's last reported size is used for its next estimate.
     pub conversation: String,
 }
 
@@ -49,6 +48,11 @@ impl TurnRequest {
             effort: None,
             conversation: String::new(),
         }
+    }
+
+    /// The agent's own conversation, not a subagent's.
+    pub fn is_main(&self) -> bool {
+        self.conversation.is_empty()
     }
 }
 

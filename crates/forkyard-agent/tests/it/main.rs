@@ -1,5 +1,9 @@
 mod inference_budget;
 mod inference_cache;
 mod inference_faults;
+mod inference_fixtures;
+mod inference_openai;
+mod inference_record;
+mod inference_script;
 mod inference_support;
 mod inference_wire;
