@@ -1,5 +1,5 @@
-//! Who watches what in this process. Changes are numbered; a watcher is woken once for each number at most, however many
-//! ways the news takes.
+//! Who watches what in this process. Changes are numbered (by SQLite for the whole store, by PostgreSQL for each run); a
+//! watcher of a run is woken once for each number at most, however many ways the news takes.
 
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -35,6 +35,14 @@ impl Watchers {
     }
 }
 
+fn raise(sender: &watch::Sender<u64>, change: u64) {
+    sender.send_if_modified(|seen| {
+        let news = change > *seen;
+        *seen = change.max(*seen);
+        news
+    });
+}
+
 impl Hub {
     fn lock(&self) -> MutexGuard<'_, Watchers> {
         // Nothing in here panics half way through a change.
@@ -53,20 +61,42 @@ impl Hub {
         Watch::new(receiver)
     }
 
-    /// Change number `change` touched `run`.
+    /// Change number `change` of the store touched `run`.
     pub(crate) fn changed(&self, run: &RunId, change: u64) {
         let watchers = self.lock();
-        let raise = |sender: &watch::Sender<u64>| {
-            sender.send_if_modified(|seen| {
-                let news = change > *seen;
-                *seen = change.max(*seen);
-                news
-            });
-        };
         if let Some(sender) = watchers.runs.get(run) {
-            raise(sender);
+            raise(sender, change);
         }
-        raise(&watchers.any);
+        raise(&watchers.any, change);
+    }
+
+    /// `run` is at its change number `change`; 0: it has none.
+    pub(crate) fn heard(&self, run: &RunId, change: u64) {
+        let watchers = self.lock();
+        match watchers.runs.get(run) {
+            Some(sender) if change == 0 => sender.send_modify(|_| ()),
+            Some(sender) => raise(sender, change),
+            None => {}
+        }
+        watchers.any.send_modify(|_| ());
+    }
+
+    /// As [`Hub::heard`], by somebody who looked only at this run.
+    pub(crate) fn found(&self, run: &RunId, change: u64) {
+        if let Some(sender) = self.lock().runs.get(run) {
+            raise(sender, change);
+        }
+    }
+
+    pub(crate) fn wake_any(&self) {
+        self.lock().any.send_modify(|_| ());
+    }
+
+    /// Does somebody watch all runs, and which ones are watched?
+    pub(crate) fn watched(&self) -> (bool, Vec<RunId>) {
+        let mut watchers = self.lock();
+        watchers.watched();
+        (watchers.any.receiver_count() > 0, watchers.runs.keys().cloned().collect())
     }
 
     /// Something may have changed, and nobody knows what.

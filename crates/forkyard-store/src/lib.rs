@@ -17,6 +17,7 @@ pub mod conformance;
 mod error;
 mod hub;
 mod open;
+pub mod postgres;
 mod reservation;
 pub mod sqlite;
 mod types;

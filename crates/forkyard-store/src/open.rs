@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use crate::postgres::PostgresStore;
 use crate::sqlite::SqliteStore;
 use crate::{Result, Store, StoreError};
 
@@ -7,7 +8,7 @@ use crate::{Result, Store, StoreError};
 /// schema up to date.
 pub async fn open(url: &str) -> Result<Arc<dyn Store>> {
     if url.starts_with("postgres://") || url.starts_with("postgresql://") {
-        return Err(StoreError::Invalid("PostgreSQL is not built in yet".into()));
+        return Ok(Arc::new(PostgresStore::open(url).await?));
     }
     let path = match url.split_once(':') {
         Some(("sqlite", path)) => path.strip_prefix("//").unwrap_or(path),

@@ -2,5 +2,6 @@
 
 pub mod at_exit;
 pub mod model_server;
+pub mod postgres;
 
 pub use at_exit::{at_exit, keep_until_exit};

@@ -1,1 +1,2 @@
+mod postgres;
 mod sqlite;

@@ -1,0 +1,269 @@
+//! One server for many hosts. Every write of a run locks the run's row first, so positions are in commit order; see
+//! [`batch`] for how writes share a transaction, [`news`] for how processes learn of each other's.
+
+mod batch;
+mod error;
+mod inbox;
+mod leases;
+mod ledger;
+mod log;
+mod news;
+mod schema;
+mod views;
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use forkyard_core::budget::{Ask, Balance};
+use forkyard_core::view::{ForkView, RunView, SandboxView};
+use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Connection, PgPool};
+
+use crate::hub::Hub;
+use crate::reservation::Step;
+use crate::*;
+
+/// Connections of one process: a server has about a hundred for all of them.
+const MAX_CONNECTIONS: u32 = 12;
+/// How long a request waits for a connection, also while the server is away, before it fails as unavailable.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A session's own limits, in ms: a statement, a lock, a transaction whose client is gone. And durable before Ok, whatever
+/// the server's default is.
+const SESSION: &str = "SET statement_timeout = 30000; SET lock_timeout = 10000;
+    SET idle_in_transaction_session_timeout = 30000; SET synchronous_commit = on";
+
+pub struct PostgresStore {
+    pool: PgPool,
+    batches: batch::Batches,
+    hub: Arc<Hub>,
+    _tasks: news::Tasks,
+}
+
+impl PostgresStore {
+    /// Connects, and brings the schema up to date.
+    pub async fn open(url: &str) -> Result<PostgresStore> {
+        let options = PgConnectOptions::from_str(url)
+            // The URL may hold a password: it is not repeated.
+            .map_err(|e| StoreError::Invalid(format!("the store's PostgreSQL URL can't be read: {e}")))?
+            .application_name("forkyard");
+        let pool = PgPoolOptions::new()
+            .max_connections(MAX_CONNECTIONS)
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            .after_connect(|conn, _| {
+                Box::pin(async move { sqlx::raw_sql(SESSION).execute(&mut *conn).await.map(drop) })
+            })
+            .connect_with(options)
+            .await?;
+        schema::migrate(&pool).await?;
+        let hub = Arc::new(Hub::default());
+        let instance: String =
+            sqlx::query_scalar("SELECT replace(gen_random_uuid()::text, '-', '')").fetch_one(&pool).await?;
+        let (news, tasks) = news::News::start(&pool, hub.clone(), instance).await?;
+        Ok(PostgresStore { batches: batch::Batches::new(pool.clone(), news), pool, hub, _tasks: tasks })
+    }
+
+    async fn step(&self, run: &RunId, request: &str, step: Step) -> Result<()> {
+        let (of, request) = (run.clone(), request.to_string());
+        self.batches
+            .write(run, move |tx| Box::pin(async move { ledger::step(tx, &of, &request, step).await }))
+            .await
+    }
+}
+
+#[async_trait]
+impl EventLog for PostgresStore {
+    async fn create_run(&self, new: CreateRun) -> Result<Created> {
+        let view = check::create_run(&new)?.clone();
+        let (events, views) = (check::events(&new.events)?, check::views(&new.run, &new.views)?);
+        let run = new.run.clone();
+        self.batches
+            .write(&run, move |tx| {
+                Box::pin(async move { log::create_run(tx, &new, &view, &events, &views).await })
+            })
+            .await
+    }
+    async fn append(&self, append: Append) -> Result<Appended> {
+        check::append(&append)?;
+        let events = check::events(&append.events)?;
+        let views = check::views(append.stream.run(), &append.views)?;
+        let run = append.stream.run().clone();
+        self.batches
+            .write(&run, move |tx| Box::pin(async move { log::append(tx, &append, &events, &views).await }))
+            .await
+    }
+    async fn append_journal(&self, append: AppendJournal) -> Result<Appended> {
+        check::append_journal(&append)?;
+        let events = check::events(&append.events)?;
+        let run = append.run.clone();
+        self.batches
+            .write(&run, move |tx| Box::pin(async move { log::append_journal(tx, &append, &events).await }))
+            .await
+    }
+    async fn read_stream(&self, stream: &StreamId, after: u64, limit: usize) -> Result<Vec<Recorded>> {
+        log::read_stream(&mut *self.pool.acquire().await?, stream, after, limit).await
+    }
+    async fn read_run(&self, run: &RunId, query: &EventQuery) -> Result<Vec<Recorded>> {
+        check::query(query)?;
+        log::read_run(&mut *self.pool.acquire().await?, run, query).await
+    }
+    async fn read_sandbox(&self, sandbox: &SandboxId, query: &EventQuery) -> Result<Vec<Recorded>> {
+        check::query(query)?;
+        log::read_sandbox(&mut *self.pool.acquire().await?, sandbox, query).await
+    }
+    async fn read_journals(&self, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>> {
+        log::read_journals(&mut *self.pool.acquire().await?, run, fork).await
+    }
+    async fn last_position(&self, run: &RunId) -> Result<u64> {
+        log::last_position(&mut *self.pool.acquire().await?, run).await
+    }
+}
+
+#[async_trait]
+impl Inbox for PostgresStore {
+    async fn put_command(&self, run: &RunId, command: NewCommand) -> Result<CommandId> {
+        check::optional_key("a command's key", command.key.as_deref())?;
+        check::time("a command's time", command.at)?;
+        let (of, text) = (run.clone(), check::data("a command", &command.data)?);
+        self.batches
+            .write(run, move |tx| Box::pin(async move { inbox::put_command(tx, &of, &command, &text).await }))
+            .await
+    }
+    async fn pending_commands(&self, run: &RunId) -> Result<Vec<StoredCommand>> {
+        inbox::pending_commands(&mut *self.pool.acquire().await?, run).await
+    }
+    async fn put_message(&self, run: &RunId, fork: ForkNum, message: NewMessage) -> Result<MessageId> {
+        check::optional_key("a message's key", message.key.as_deref())?;
+        check::time("a message's time", message.at)?;
+        let (of, text) = (run.clone(), check::data("a message", &message.data)?);
+        self.batches
+            .write(run, move |tx| {
+                Box::pin(async move { inbox::put_message(tx, &of, fork, &message, &text).await })
+            })
+            .await
+    }
+    async fn pending_messages(&self, run: &RunId, fork: ForkNum) -> Result<Vec<StoredMessage>> {
+        inbox::pending_messages(&mut *self.pool.acquire().await?, run, fork).await
+    }
+}
+
+#[async_trait]
+impl Leases for PostgresStore {
+    async fn acquire(&self, run: &RunId, owner: &str, ttl: Duration) -> Result<Option<Lease>> {
+        check::key("a lease's owner", owner)?;
+        let (of, owner) = (run.clone(), owner.to_string());
+        self.batches
+            .write(run, move |tx| Box::pin(async move { leases::acquire(tx, &of, &owner, ttl).await }))
+            .await
+    }
+    async fn renew(&self, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()> {
+        let of = run.clone();
+        self.batches
+            .write(run, move |tx| Box::pin(async move { leases::renew(tx, &of, token, ttl).await }))
+            .await
+    }
+    async fn release(&self, run: &RunId, token: LeaseToken) -> Result<()> {
+        let of = run.clone();
+        self.batches
+            .write(run, move |tx| Box::pin(async move { leases::release(tx, &of, token).await }))
+            .await
+    }
+    async fn claimable(&self, limit: usize) -> Result<Vec<RunId>> {
+        leases::claimable(&self.pool, limit).await
+    }
+    async fn announce(&self, process: &Process, ttl: Duration) -> Result<()> {
+        check::key("a process's id", &process.id)?;
+        leases::announce(&self.pool, &process.id, &check::process(process)?, ttl).await
+    }
+    async fn processes(&self) -> Result<Vec<Process>> {
+        leases::processes(&self.pool).await
+    }
+}
+
+#[async_trait]
+impl Ledger for PostgresStore {
+    async fn reserve(&self, run: &RunId, ask: Ask) -> Result<Reserve> {
+        check::key("a request", &ask.request)?;
+        check::amount("a reservation", ask.worst)?;
+        let of = run.clone();
+        self.batches.write(run, move |tx| Box::pin(async move { ledger::reserve(tx, &of, &ask).await })).await
+    }
+    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<()> {
+        self.step(run, request, Step::Sent).await
+    }
+    async fn shrink(&self, run: &RunId, request: &str, worst: Usd) -> Result<()> {
+        self.step(run, request, Step::Shrink(worst)).await
+    }
+    async fn settle(&self, run: &RunId, request: &str, cost: Usd) -> Result<()> {
+        check::amount("a cost", cost)?;
+        self.step(run, request, Step::Settle(cost)).await
+    }
+    async fn release_reservation(&self, run: &RunId, request: &str) -> Result<()> {
+        self.step(run, request, Step::Release).await
+    }
+    async fn balance(&self, run: &RunId) -> Result<Balance> {
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = conn.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
+        ledger::balance(&mut tx, run).await
+    }
+}
+
+#[async_trait]
+impl Views for PostgresStore {
+    async fn run(&self, run: &RunId) -> Result<Option<RunView>> {
+        views::run(&self.pool, run).await
+    }
+    async fn runs(&self, query: &RunQuery) -> Result<Vec<RunView>> {
+        views::runs(&self.pool, query).await
+    }
+    async fn forks(&self, run: &RunId) -> Result<Vec<ForkView>> {
+        views::forks(&self.pool, run).await
+    }
+    async fn fork(&self, run: &RunId, fork: ForkNum) -> Result<Option<ForkView>> {
+        views::fork(&self.pool, run, fork).await
+    }
+    async fn sandboxes(&self, query: &SandboxQuery) -> Result<Vec<SandboxView>> {
+        views::sandboxes(&self.pool, query).await
+    }
+    async fn sandbox_destroyed(&self, sandbox: &SandboxId) -> Result<()> {
+        let run = views::run_of_sandbox(&self.pool, sandbox).await?;
+        let (of, sandbox) = (run.clone(), sandbox.clone());
+        self.batches
+            .write(&run, move |tx| Box::pin(async move { views::sandbox_destroyed(tx, &of, &sandbox).await }))
+            .await
+    }
+    async fn journal_len(&self, run: &RunId, fork: ForkNum) -> Result<u64> {
+        views::journal_len(&self.pool, run, fork).await
+    }
+    async fn attempt(&self, run: &RunId, fork: ForkNum) -> Result<Option<Attempt>> {
+        let mut conn = self.pool.acquire().await?;
+        match log::run_number(&mut conn, run).await? {
+            Some(n) => log::attempt(&mut conn, n, fork).await,
+            None => Ok(None),
+        }
+    }
+    async fn delete_run(&self, run: &RunId) -> Result<()> {
+        let of = run.clone();
+        self.batches.write(run, move |tx| Box::pin(async move { views::delete_run(tx, &of).await })).await
+    }
+    async fn put_blob(&self, key: &str, data: &[u8]) -> Result<()> {
+        check::blob(key, data)?;
+        views::put_blob(&self.pool, key, data).await
+    }
+    async fn blob(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        check::key("a blob's key", key)?;
+        views::blob(&self.pool, key).await
+    }
+    async fn delete_blob(&self, key: &str) -> Result<()> {
+        check::key("a blob's key", key)?;
+        views::delete_blob(&self.pool, key).await
+    }
+    fn watch(&self, run: Option<&RunId>) -> Watch {
+        self.hub.subscribe(run)
+    }
+    async fn identity(&self) -> Result<String> {
+        views::identity(&self.pool).await
+    }
+}

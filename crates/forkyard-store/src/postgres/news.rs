@@ -1,0 +1,154 @@
+//! Who changed what, told to all processes by NOTIFY after the commit. NOTIFY inside a transaction would make all commits
+//! of the database wait for each other, so news can be lost with the process that would have sent it: a slow look at the
+//! counters of the watched runs finds what was missed, as after a lost connection.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forkyard_core::RunId;
+use sqlx::postgres::PgListener;
+use sqlx::{Connection, PgPool};
+use tokio::sync::mpsc;
+
+use crate::Result;
+use crate::codec::uint;
+use crate::hub::Hub;
+
+const CHANNEL: &str = "forkyard";
+/// How long a change can go unnoticed whose writer died before it told.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Between attempts to reach a server that is away.
+const RETRY: Duration = Duration::from_millis(200);
+/// News in one statement; more wait for the next.
+const MAX_NEWS: usize = 1000;
+
+#[derive(Clone)]
+pub(super) struct News {
+    hub: Arc<Hub>,
+    queue: mpsc::UnboundedSender<(RunId, u64)>,
+}
+
+impl News {
+    /// Starts to listen, to tell and to sweep. The tasks end with the store: see [`Tasks`].
+    pub(super) async fn start(pool: &PgPool, hub: Arc<Hub>, instance: String) -> Result<(News, Tasks)> {
+        // Bounded by what is written: one for each transaction, merged as they are sent.
+        let (queue, told) = mpsc::unbounded_channel();
+        let listener = listen(pool).await?;
+        let tasks = vec![
+            tokio::spawn(hear(pool.clone(), listener, hub.clone(), instance.clone())).abort_handle(),
+            tokio::spawn(tell(pool.clone(), told, instance)).abort_handle(),
+            tokio::spawn(sweep(pool.clone(), hub.clone())).abort_handle(),
+        ];
+        Ok((News { hub, queue }, Tasks(tasks)))
+    }
+
+    /// This process at once, the others soon. `change` 0: unnumbered.
+    pub(super) fn tell(&self, run: RunId, change: u64) {
+        self.hub.heard(&run, change);
+        // Fails only when the store is going away.
+        let _ = self.queue.send((run, change));
+    }
+}
+
+/// Ends what runs in the background.
+pub(super) struct Tasks(Vec<tokio::task::AbortHandle>);
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        for task in &self.0 {
+            task.abort();
+        }
+    }
+}
+
+async fn listen(pool: &PgPool) -> Result<PgListener> {
+    let mut listener = PgListener::connect_with(pool).await?;
+    listener.listen(CHANNEL).await?;
+    Ok(listener)
+}
+
+async fn hear(pool: PgPool, mut listener: PgListener, hub: Arc<Hub>, instance: String) {
+    loop {
+        while let Ok(Some(news)) = listener.try_recv().await {
+            let mut words = news.payload().split(' ');
+            let (Some(from), Some(run), Some(change)) = (words.next(), words.next(), words.next()) else {
+                continue;
+            };
+            if from != instance
+                && let (Ok(run), Ok(change)) = (RunId::new(run), change.parse())
+            {
+                hub.heard(&run, change);
+            }
+        }
+        tracing::warn!("the connection that listens to PostgreSQL is lost");
+        listener = loop {
+            match listen(&pool).await {
+                Ok(listener) => break listener,
+                Err(_) => tokio::time::sleep(RETRY).await,
+            }
+        };
+        // Nobody told us while we were away.
+        hub.wake_all();
+    }
+}
+
+async fn tell(pool: PgPool, mut told: mpsc::UnboundedReceiver<(RunId, u64)>, instance: String) {
+    let mut news = Vec::new();
+    while told.recv_many(&mut news, MAX_NEWS).await > 0 {
+        let latest: BTreeMap<RunId, u64> = news.drain(..).collect();
+        let payloads: Vec<String> =
+            latest.iter().map(|(run, change)| format!("{instance} {run} {change}")).collect();
+        if let Err(error) = notify(&pool, &payloads).await {
+            tracing::warn!(%error, "other processes will notice changes late");
+        }
+    }
+}
+
+async fn notify(pool: &PgPool, payloads: &[String]) -> Result<()> {
+    let mut conn = pool.acquire().await?;
+    let mut tx = conn.begin().await?;
+    // News need not survive a crash of the server: no sync.
+    sqlx::query("SET LOCAL synchronous_commit = off").execute(&mut *tx).await?;
+    sqlx::query("SELECT pg_notify($1, payload) FROM unnest($2::text[]) AS payload")
+        .bind(CHANNEL)
+        .bind(payloads)
+        .execute(&mut *tx)
+        .await?;
+    Ok(tx.commit().await?)
+}
+
+async fn sweep(pool: PgPool, hub: Arc<Hub>) {
+    let mut last = None;
+    loop {
+        tokio::time::sleep(SWEEP_INTERVAL).await;
+        let (any, runs) = hub.watched();
+        // While the server is away there is nothing to find; `hear` wakes all when it is back.
+        let _: Result<()> = async {
+            if any {
+                let now: (i64, i64) =
+                    sqlx::query_as("SELECT coalesce(sum(changes), 0)::bigint, count(*) FROM runs")
+                        .fetch_one(&pool)
+                        .await?;
+                if last.replace(now) != Some(now) {
+                    hub.wake_any();
+                }
+            }
+            if !runs.is_empty() {
+                let ids: Vec<&str> = runs.iter().map(RunId::as_str).collect();
+                let found: Vec<(String, i64)> =
+                    sqlx::query_as("SELECT id, changes FROM runs WHERE id = ANY($1)")
+                        .bind(&ids)
+                        .fetch_all(&pool)
+                        .await?;
+                for (run, change) in found {
+                    if let Ok(run) = RunId::new(run) {
+                        hub.found(&run, uint(change));
+                    }
+                }
+            }
+            Ok(())
+        }
+        .await;
+    }
+}
