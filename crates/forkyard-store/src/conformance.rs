@@ -30,11 +30,18 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const LONG: Duration = Duration::from_secs(3600);
 
 /// One `#[tokio::test]` for each case, in the module where it stands. `$factory` is an async fn without arguments that
-/// gives an `Arc<dyn Store>`.
+/// gives an `Arc<dyn Store>`. With `in one test:` before it, all cases are one test, eight at a time: for stores that are
+/// dear to start.
 #[macro_export]
 macro_rules! conformance {
+    (in one test: $factory:path) => {
+        $crate::conformance!(@list one $factory);
+    };
     ($factory:path) => {
-        $crate::conformance!(@cases $factory;
+        $crate::conformance!(@list each $factory);
+    };
+    (@list $how:ident $factory:path) => {
+        $crate::conformance!(@$how $factory;
             log: keys_make_runs_once, runs_are_created_once, steps_need_the_expected_sequence, steps_need_the_lease,
                 journals_need_the_attempt, a_refused_step_leaves_no_trace, a_refused_entry_leaves_no_trace,
                 views_stay_in_their_run, streams_are_read_in_pages, runs_are_read_by_position,
@@ -57,7 +64,7 @@ macro_rules! conformance {
                 a_full_sized_event_is_stored;
         );
     };
-    (@cases $factory:path; $($module:ident: $($case:ident),+;)+) => {
+    (@each $factory:path; $($module:ident: $($case:ident),+;)+) => {
         $($(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() {
@@ -65,6 +72,47 @@ macro_rules! conformance {
             }
         )+)+
     };
+    (@one $factory:path; $($module:ident: $($case:ident),+;)+) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn all_cases() {
+            let mut cases = $crate::conformance::Cases::default();
+            $($(
+                cases.run(stringify!($case), $crate::conformance::$module::$case($factory)).await;
+            )+)+
+            cases.finish().await;
+        }
+    };
+}
+
+/// Runs cases side by side in one test.
+#[derive(Default)]
+pub struct Cases {
+    running: tokio::task::JoinSet<(&'static str, std::result::Result<(), tokio::task::JoinError>)>,
+    failed: Vec<&'static str>,
+}
+
+impl Cases {
+    const AT_ONCE: usize = 8;
+
+    pub async fn run(&mut self, name: &'static str, case: impl Future<Output = ()> + Send + 'static) {
+        while self.running.len() >= Cases::AT_ONCE {
+            self.reap().await;
+        }
+        self.running.spawn(async move { (name, tokio::spawn(case).await) });
+    }
+
+    async fn reap(&mut self) {
+        if let Some(Ok((name, Err(_)))) = self.running.join_next().await {
+            self.failed.push(name);
+        }
+    }
+
+    pub async fn finish(mut self) {
+        while !self.running.is_empty() {
+            self.reap().await;
+        }
+        assert!(self.failed.is_empty(), "failed (see above): {:?}", self.failed);
+    }
 }
 
 pub fn run_id(name: &str) -> RunId {
