@@ -66,12 +66,14 @@ where
     }
 }
 
+/// A run is in here while a task writes for it.
+type Queues = HashMap<RunId, VecDeque<Box<dyn Job>>>;
+
 #[derive(Clone)]
 pub(super) struct Batches {
     pool: PgPool,
     news: News,
-    /// A run is in here while a task writes for it.
-    queues: Arc<Mutex<HashMap<RunId, VecDeque<Box<dyn Job>>>>>,
+    queues: Arc<Mutex<Queues>>,
 }
 
 impl Batches {
@@ -79,7 +81,7 @@ impl Batches {
         Batches { pool, news, queues: Arc::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, VecDeque<Box<dyn Job>>>> {
+    fn lock(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -150,9 +152,7 @@ impl Batches {
             match &outcome {
                 Ok(()) => touched |= touches,
                 // The server or the way to it: nothing of this transaction will be written.
-                Err(StoreError::Unavailable(_) | StoreError::Full(_)) => {
-                    return Err(outcome.err().unwrap_or(StoreError::LeaseLost));
-                }
+                Err(error @ (StoreError::Unavailable(_) | StoreError::Full(_))) => return Err(error.clone()),
                 Err(_) if alone => {
                     tx.rollback().await?;
                     return Ok(vec![outcome]);
