@@ -88,11 +88,19 @@ impl Balance {
         }
     }
 
+    fn without_reservations(&self) -> Balance {
+        let unreserved =
+            |(n, f): (&ForkNum, &ForkBalance)| (*n, ForkBalance { spent: f.spent, reserved: Usd::ZERO });
+        Balance { reserved: Usd::ZERO, forks: self.forks.iter().map(unreserved).collect(), ..*self }
+    }
+
     /// The decision for one ask. Stores apply it under their own lock; this is the one place where it is made.
     pub fn judge(&self, fork: ForkNum, worst: Usd) -> Verdict {
         match self.available(fork) {
             Some(available) if worst > available => {
-                Verdict::Short { available, outstanding: self.reserved > Usd::ZERO }
+                // Others' reservations are no hope for a fork whose own limit is what binds.
+                let if_all_came_back = self.without_reservations().available(fork);
+                Verdict::Short { available, outstanding: if_all_came_back > Some(available) }
             }
             _ => Verdict::Granted,
         }
@@ -245,6 +253,16 @@ mod tests {
         assert_eq!(l.reserve(ask(0, 1, "a", 40)), Verdict::Granted);
         assert_eq!(l.reserve(ask(0, 1, "a", 40)), Verdict::Granted);
         assert_eq!(l.balance().reserved, Usd(40));
+    }
+
+    #[test]
+    fn only_money_that_can_come_back_to_the_fork_is_outstanding() {
+        let mut l = Ledger::new(BudgetLimits { run: Some(Usd(100)), fork: Some(Usd(30)) });
+        assert_eq!(l.reserve(ask(0, 1, "a", 20)), Verdict::Granted);
+        assert_eq!(l.reserve(ask(1, 1, "b", 31)), Verdict::Short { available: Usd(30), outstanding: false });
+        assert_eq!(l.reserve(ask(0, 1, "c", 11)), Verdict::Short { available: Usd(10), outstanding: true });
+        l.settle("a", Usd(20)).unwrap();
+        assert_eq!(l.reserve(ask(0, 1, "d", 11)), Verdict::Short { available: Usd(10), outstanding: false });
     }
 
     #[test]

@@ -35,6 +35,21 @@ pub enum InferenceError {
 }
 
 impl InferenceError {
+    /// A stable name, for telemetry.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            InferenceError::BudgetExceeded { .. } => "budget_exceeded",
+            InferenceError::NoPrice { .. } => "no_price",
+            InferenceError::Cancelled => "cancelled",
+            InferenceError::Stale => "stale",
+            InferenceError::ContextTooLong { .. } => "context_too_long",
+            InferenceError::Exhausted { .. } => "exhausted",
+            InferenceError::Account { .. } => "account",
+            InferenceError::Rejected { .. } => "rejected",
+            InferenceError::Ledger { .. } => "ledger",
+        }
+    }
+
     /// The same turn may succeed if it is asked again later.
     pub fn is_retryable(&self) -> bool {
         match self {

@@ -15,6 +15,8 @@ use forkyard_core::pricing::{InputKind, ModelFacts, PriceBook, Usage};
 use forkyard_core::{ForkNum, Usd};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
+use tracing::field::Empty;
+use tracing::{Instrument, Span};
 
 use super::backend::{Answer, Backend, Billing, Call, Failure, RateLimits, Watch};
 use super::estimate::{Conversations, bound_of_count, shared_prefix, weigh};
@@ -122,10 +124,35 @@ impl Model for Session {
         request: &TurnRequest,
         deltas: &mut dyn DeltaSink,
     ) -> Result<TurnResponse, InferenceError> {
-        tokio::select! {
-            biased;
-            () = self.spec.cancel.cancelled() => Err(InferenceError::Cancelled),
-            result = self.run(request, deltas) => result,
+        let span = self.span(request);
+        let result = async {
+            tokio::select! {
+                biased;
+                () = self.spec.cancel.cancelled() => Err(InferenceError::Cancelled),
+                result = self.run(request, deltas) => result,
+            }
+        }
+        .instrument(span.clone())
+        .await;
+        record_outcome(&span, &result);
+        result
+    }
+}
+
+/// By OpenTelemetry's conventions for generative AI; contents are never in it.
+fn record_outcome(span: &Span, result: &Result<TurnResponse, InferenceError>) {
+    match result {
+        Ok(response) => {
+            span.record("gen_ai.response.model", &response.model);
+            span.record("gen_ai.response.finish_reasons", response.stop_reason.as_str());
+            span.record("gen_ai.usage.input_tokens", response.usage.prompt());
+            span.record("gen_ai.usage.output_tokens", response.usage.output);
+            span.record("gen_ai.usage.cache_read.input_tokens", response.usage.cache_read);
+            span.record("forkyard.cost_usd", response.cost.as_dollars());
+            span.record("forkyard.tries", response.tries);
+        }
+        Err(error) => {
+            span.record("error.type", error.kind());
         }
     }
 }
@@ -166,6 +193,27 @@ impl Session {
     /// All that was spent through this session, lost answers and failed turns included.
     pub fn spent(&self) -> (Usd, Usage) {
         self.spent.get()
+    }
+
+    fn span(&self, request: &TurnRequest) -> Span {
+        let model = self.inference.prices.resolve(&request.model);
+        tracing::info_span!(
+            "chat",
+            otel.name = format!("chat {model}"),
+            gen_ai.operation.name = "chat",
+            gen_ai.provider.name = self.inference.provider(),
+            gen_ai.request.model = model,
+            gen_ai.request.max_tokens = request.max_tokens,
+            gen_ai.response.model = Empty,
+            gen_ai.response.finish_reasons = Empty,
+            gen_ai.usage.input_tokens = Empty,
+            gen_ai.usage.output_tokens = Empty,
+            gen_ai.usage.cache_read.input_tokens = Empty,
+            forkyard.fork = self.spec.fork,
+            forkyard.cost_usd = Empty,
+            forkyard.tries = Empty,
+            "error.type" = Empty,
+        )
     }
 
     async fn run(

@@ -1,7 +1,7 @@
 //! One limiter for all forks: a provider's limits hold for the account, so one fork's 429 slows everybody.
 //!
 //! A gate that is closed until a moment (retry-after, or a limit that headers say is used up), and a number of requests that may
-//! run at once: halved by each pushback, grown again by answers.
+//! run at once: halved by each pushback, grown by one with each answer.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -11,8 +11,6 @@ use tokio::time::{Instant, sleep_until};
 
 /// As many as a run may have forks.
 const MAX_IN_FLIGHT: usize = 100;
-/// The window grows by one after this many answers.
-const ANSWERS_PER_STEP: u32 = 4;
 /// Pushbacks of requests that were under way together count once.
 const ONE_PUSHBACK: Duration = Duration::from_millis(500);
 /// A gate never closes longer than this: the next request would learn the truth.
@@ -30,18 +28,11 @@ struct State {
     last_pushback: Option<Instant>,
     in_flight: usize,
     window: usize,
-    answers: u32,
 }
 
 impl Default for Limiter {
     fn default() -> Limiter {
-        let state = State {
-            closed_until: None,
-            last_pushback: None,
-            in_flight: 0,
-            window: MAX_IN_FLIGHT,
-            answers: 0,
-        };
+        let state = State { closed_until: None, last_pushback: None, in_flight: 0, window: MAX_IN_FLIGHT };
         Limiter { state: Mutex::new(state), freed: Notify::new() }
     }
 }
@@ -88,7 +79,6 @@ impl Limiter {
             state.window = (state.window.min(state.in_flight.max(1)) / 2).max(1);
             state.last_pushback = Some(now);
         }
-        state.answers = 0;
         state.close(now + delay.min(MAX_CLOSED));
     }
 
@@ -100,9 +90,7 @@ impl Limiter {
     /// The provider answered.
     pub fn answered(&self) {
         let mut state = self.state();
-        state.answers += 1;
-        if state.answers >= ANSWERS_PER_STEP && state.window < MAX_IN_FLIGHT {
-            state.answers = 0;
+        if state.window < MAX_IN_FLIGHT {
             state.window += 1;
             self.freed.notify_one();
         }
@@ -167,9 +155,7 @@ mod tests {
         limiter.pushback(Duration::ZERO);
         let first = limiter.acquire().await;
         assert!(limiter.acquire().now_or_never().is_none());
-        for _ in 0..ANSWERS_PER_STEP {
-            limiter.answered();
-        }
+        limiter.answered();
         let second = limiter.acquire().await;
         drop((first, second));
         assert_eq!(limiter.in_flight(), 0);

@@ -106,3 +106,24 @@ async fn fifty_calls_in_a_turn_do_not_lose_the_cache() {
     let bills = server.bills();
     assert!(bills[2].cache_read >= bills[1].prompt() * 95 / 100, "{bills:?}");
 }
+
+/// The shared part may be kept for an hour; what only one conversation reads again is not.
+#[tokio::test]
+async fn the_shared_part_can_live_longer() {
+    use forkyard_agent::inference::{Anthropic, HttpBackend, Inference, Live};
+    use forkyard_core::pricing::CacheTtl;
+    use std::sync::Arc;
+    let server = ModelServer::start().await;
+    server.brain(answer);
+    let wire = Anthropic::new("test-key").shared_ttl(CacheTtl::OneHour);
+    let live = Arc::new(Live::new(server.url()).unwrap());
+    let backend = HttpBackend::new(wire, live, crate::inference_support::timeouts());
+    let inference =
+        Inference::new(Arc::new(backend), Default::default(), crate::inference_support::settings());
+    let budget = MemoryBudget::of_run(forkyard_core::Usd::dollars(1));
+    let response = session(&inference, &budget, 0).turn(&first_request(0), &mut Silent).await.unwrap();
+    let bill = server.bills()[0];
+    assert!(bill.cache_write_1h > 500 && (1..100).contains(&bill.cache_write_5m), "{bill:?}");
+    assert_eq!(response.usage, crate::inference_support::usage(&bill));
+    assert_eq!(budget.balance().spent, crate::inference_support::billed(&server));
+}

@@ -24,6 +24,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::post;
+use axum::serve::ListenerExt;
 use serde_json::{Value, json};
 
 pub use cache::{PromptCache, count_tokens};
@@ -131,6 +132,8 @@ impl ModelServer {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("loopback");
         let url = format!("http://{}", listener.local_addr().expect("a bound listener has an address"));
         let task = tokio::spawn(async move {
+            // Without it each small write waits for the peer's delayed acknowledgement.
+            let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("a TCP stream"));
             axum::serve(listener, app).await.expect("accepting does not end");
         });
         ModelServer { url, shared, task }
