@@ -20,11 +20,12 @@ pub struct Entry {
     pub raw: Raw,
 }
 
-/// Reads all keys. `is_table` says which keys take a whole table as their value.
+/// Reads all keys. `is_table` says which keys take a whole table as their value; what `is_foreign` is listed by its name alone.
 pub fn read(
     text: &str,
     origin: impl Fn(usize) -> Origin,
     is_table: impl Fn(&str) -> bool,
+    is_foreign: impl Fn(&str) -> bool,
 ) -> Result<Vec<Entry>, Problem> {
     if text.len() > MAX_FILE_BYTES {
         return Err(Problem {
@@ -39,7 +40,13 @@ pub fn read(
         what: e.message().to_string(),
         fix: "write TOML".into(),
     })?;
-    let mut walk = Walk { entries: Vec::new(), line_at: &line_at, origin: &origin, is_table: &is_table };
+    let mut walk = Walk {
+        entries: Vec::new(),
+        line_at: &line_at,
+        origin: &origin,
+        is_table: &is_table,
+        is_foreign: &is_foreign,
+    };
     walk.table("", table.get_ref(), 0)?;
     walk.entries.sort_by_key(|e| e.line);
     Ok(walk.entries)
@@ -50,6 +57,7 @@ struct Walk<'a> {
     line_at: &'a dyn Fn(usize) -> usize,
     origin: &'a dyn Fn(usize) -> Origin,
     is_table: &'a dyn Fn(&str) -> bool,
+    is_foreign: &'a dyn Fn(&str) -> bool,
 }
 
 impl Walk<'_> {
@@ -61,6 +69,10 @@ impl Walk<'_> {
             } else {
                 format!("{prefix}.{}", name.get_ref())
             };
+            if (self.is_foreign)(&key) {
+                self.entries.push(Entry { key, line, raw: Raw::List(Vec::new()) });
+                continue;
+            }
             match value.get_ref() {
                 DeValue::Table(inner) if !(self.is_table)(&key) => {
                     if depth >= MAX_DEPTH {
@@ -128,7 +140,7 @@ mod tests {
     #[test]
     fn keys_are_flat_and_know_their_lines() {
         let text = "a = 1\n\n[b]\nc = \"x\"\nd = [1, 2]\n[b.e]\nf = true\n[env]\nX = \"1\"\n";
-        let entries = read(text, origin, |k| k == "env").unwrap();
+        let entries = read(text, origin, |k| k == "env", |_| false).unwrap();
         let flat: Vec<String> =
             entries.iter().map(|e| format!("{}:{}={}", e.line, e.key, e.raw.show())).collect();
         assert_eq!(flat, ["1:a=1", "4:b.c=x", "5:b.d=1,2", "7:b.e.f=true", "8:env=X=1"]);
@@ -136,12 +148,12 @@ mod tests {
 
     #[test]
     fn broken_files_say_where() {
-        let p = read("a = 1\nb = = 2\n", origin, |_| false).unwrap_err();
+        let p = read("a = 1\nb = = 2\n", origin, |_| false, |_| false).unwrap_err();
         assert_eq!(p.origin, origin(2));
-        let p = read("[[a]]\nb = 1\n", origin, |_| false).unwrap_err();
+        let p = read("[[a]]\nb = 1\n", origin, |_| false, |_| false).unwrap_err();
         assert!(p.to_string().starts_with("c.toml:1: `a` is a list of something else"), "{p}");
         let deep = "a.".repeat(20) + "a = 1";
-        assert!(read(&deep, origin, |_| false).unwrap_err().what.contains("nested too deep"));
-        assert!(read(&"#".repeat(MAX_FILE_BYTES + 1), origin, |_| false).is_err());
+        assert!(read(&deep, origin, |_| false, |_| false).unwrap_err().what.contains("nested too deep"));
+        assert!(read(&"#".repeat(MAX_FILE_BYTES + 1), origin, |_| false, |_| false).is_err());
     }
 }

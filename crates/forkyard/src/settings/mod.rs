@@ -7,17 +7,20 @@ mod home;
 mod reference;
 mod resolve;
 mod table;
+mod tables;
 mod trust;
 mod value;
 
 use std::path::Path;
 
 pub use error::{Origin, Problem, SettingsError, nearest};
+pub use forkyard_core::policy::PermissionMode;
 pub use forkyard_core::view::EngineKind;
 pub use home::{PROJECT_FILE, USER_FILE, environment, find_project_file, home, read_file};
 pub use reference::markdown;
 pub use resolve::{Effective, Resolved, SourceFile, Sources, resolve, setting};
-pub use table::{ColorMode, PermissionMode, Reads, Setting, Settings, StoreUrl, TABLE, Var};
+pub use table::{ColorMode, Reads, Setting, Settings, StoreUrl, TABLE, Var};
+pub use tables::Tables;
 pub use trust::Trust;
 pub use value::{ByteSize, Raw, Secret, Value};
 

@@ -27,8 +27,37 @@ pub fn markdown() -> String {
         }
         out.push_str(&entry(s));
     }
+    out.push_str(TABLES);
     out
 }
+
+const TABLES: &str = "
+## Tables
+
+These are read from `config.toml`, or from a project's file that you trust.
+
+### `[secrets.NAME]`
+
+A header that is put into requests on the host, for the hosts it is bound to; it never enters a sandbox. A run asks for it by name.
+
+```toml
+[secrets.packages]
+header = \"Authorization\"
+env = \"PACKAGES_TOKEN\"          # or value = \"…\"
+hosts = [\"packages.example.com\"]
+methods = [\"GET\"]               # empty: all
+path_prefixes = [\"/npm/\"]       # empty: all
+```
+
+### `[prices.MODEL]`
+
+Dollars per million tokens, over the built-in list: `input`, `output`, `cache_write_5m`, `cache_write_1h`, `cache_read`, and `aliases`.
+
+### `[policy]`
+
+What tool calls are judged by: `permission_mode`, `allowed_tools`, `disallowed_tools`, `allowed_paths`, `blocked_paths`,
+`secret_paths`, `strict_paths`, `blocked_commands`, `block_fork_bombs`, `max_file_bytes`, `max_calls_per_turn`.
+";
 
 fn entry(s: &Setting) -> String {
     let mut facts = vec![s.kind.replace('|', "or")];

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::error::{Origin, Problem, SettingsError, nearest};
 use super::file::{self, Entry};
 use super::table::{Reads, Setting, Settings, TABLE};
+use super::tables::{self, Tables};
 use super::value::{Raw, Value};
 
 /// A text file with the name that is shown for it.
@@ -54,7 +55,12 @@ pub fn setting(key: &str) -> Option<&'static Setting> {
 }
 
 pub fn resolve(sources: &Sources) -> Result<Resolved, SettingsError> {
-    let mut resolver = Resolver { values: BTreeMap::new(), problems: Vec::new(), effective: Vec::new() };
+    let mut resolver = Resolver {
+        values: BTreeMap::new(),
+        problems: Vec::new(),
+        effective: Vec::new(),
+        tables: Tables::default(),
+    };
     // From the weakest to the strongest: a later one replaces.
     resolver.read_user_file(sources);
     resolver.read_project_file(sources);
@@ -63,7 +69,8 @@ pub fn resolve(sources: &Sources) -> Result<Resolved, SettingsError> {
         debug_assert!(setting(key).is_some(), "{key} is not a setting");
         resolver.values.insert(key, (raw.clone(), Origin::Flag(flag.clone())));
     }
-    let settings = Settings::take(sources.home.clone(), &mut resolver);
+    let tables = std::mem::take(&mut resolver.tables);
+    let settings = Settings::take(sources.home.clone(), tables, &mut resolver);
     if let Some(s) = &settings {
         resolver.check_together(s);
     }
@@ -81,30 +88,39 @@ pub(super) struct Resolver {
     values: BTreeMap<&'static str, (Raw, Origin)>,
     problems: Vec<Problem>,
     effective: Vec<Effective>,
+    tables: Tables,
 }
 
 impl Resolver {
     fn read_user_file(&mut self, sources: &Sources) {
         let Some(f) = &sources.user_file else { return };
         let origin = |line| Origin::File { path: f.path.clone(), line };
-        for (entry, s) in self.known_entries(&f.text, origin) {
+        for (entry, s) in self.known_entries(&f.text, origin, true) {
             self.values.insert(s.key, (entry.raw, origin(entry.line)));
+        }
+        self.read_tables(&f.text, &sources.env, origin);
+    }
+
+    fn read_tables(&mut self, text: &str, env: &BTreeMap<String, String>, origin: impl Fn(usize) -> Origin) {
+        // A file that is no TOML at all has been reported already.
+        if toml::from_str::<toml::Table>(text).is_ok()
+            && let Err(problem) = self.tables.read(text, env, origin)
+        {
+            self.problems.push(problem);
         }
     }
 
     fn read_project_file(&mut self, sources: &Sources) {
         let Some(f) = &sources.project_file else { return };
         let origin = |line| Origin::Project { path: f.path.clone(), line };
-        for (entry, s) in self.known_entries(&f.text, origin) {
+        if sources.project_trusted {
+            self.read_tables(&f.text, &sources.env, origin);
+        }
+        for (entry, s) in self.known_entries(&f.text, origin, sources.project_trusted) {
             if s.project || sources.project_trusted {
                 self.values.insert(s.key, (entry.raw, origin(entry.line)));
             } else {
-                self.problems.push(Problem {
-                    origin: origin(entry.line),
-                    what: format!("a project's file may not set `{}` unless you trust it", s.key),
-                    fix: "read the file, then run `forkyard trust`; or leave it out with --no-project-file"
-                        .into(),
-                });
+                self.problems.push(not_trusted(origin(entry.line), s.key));
             }
         }
     }
@@ -113,9 +129,10 @@ impl Resolver {
         &mut self,
         text: &str,
         origin: impl Fn(usize) -> Origin,
+        tables_allowed: bool,
     ) -> Vec<(Entry, &'static Setting)> {
-        let is_table = |key: &str| setting(key).is_some_and(|s| s.kind == BTreeMap::<String, String>::KIND);
-        let entries = match file::read(text, &origin, is_table) {
+        let whole = |key: &str| setting(key).is_some_and(|s| s.kind == BTreeMap::<String, String>::KIND);
+        let entries = match file::read(text, &origin, whole, tables::is_table_key) {
             Ok(entries) => entries,
             Err(problem) => {
                 self.problems.push(problem);
@@ -124,6 +141,12 @@ impl Resolver {
         };
         let mut known = Vec::new();
         for entry in entries {
+            if tables::is_table_key(&entry.key) {
+                if !tables_allowed {
+                    self.problems.push(not_trusted(origin(entry.line), &entry.key));
+                }
+                continue;
+            }
             match setting(&entry.key) {
                 Some(s) => known.push((entry, s)),
                 None => self.problems.push(unknown_key(origin(entry.line), &entry.key)),
@@ -266,9 +289,17 @@ fn in_range<T: Value>(s: &Setting, value: T) -> Result<T, String> {
     }
 }
 
+fn not_trusted(origin: Origin, key: &str) -> Problem {
+    Problem {
+        origin,
+        what: format!("a project's file may not set `{key}` unless you trust it"),
+        fix: "read the file, then run `forkyard trust`; or leave it out with --no-project-file".into(),
+    }
+}
+
 fn unknown_key(origin: Origin, key: &str) -> Problem {
     let key: String = key.chars().take(120).collect();
-    let fix = match nearest(&key, TABLE.iter().map(|s| s.key)) {
+    let fix = match nearest(&key, TABLE.iter().map(|s| s.key).chain(tables::NAMES.iter().copied())) {
         Some(near) => format!("did you mean `{near}`?"),
         None => "`forkyard config` lists the known ones".into(),
     };

@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use forkyard_core::policy::PermissionMode;
 use forkyard_core::sandbox::{NetworkMode, ProviderKind};
 use forkyard_core::view::EngineKind;
 use forkyard_core::{Millis, Usd};
 
 use super::resolve::Resolver;
+use super::tables::Tables;
 use super::value::{ByteSize, Secret, Value, choice};
 
 /// A variable of the environment.
@@ -72,6 +74,8 @@ macro_rules! settings {
         pub struct Settings {
             /// Where Forkyard keeps everything: `$FORKYARD_HOME`.
             pub home: PathBuf,
+            /// Secrets, prices, policy.
+            pub tables: Tables,
             $($(#[doc = $doc])+ pub $field: $ty,)+
         }
 
@@ -84,9 +88,9 @@ macro_rules! settings {
         ];
 
         impl Settings {
-            pub(super) fn take(home: PathBuf, r: &mut Resolver) -> Option<Settings> {
+            pub(super) fn take(home: PathBuf, tables: Tables, r: &mut Resolver) -> Option<Settings> {
                 $(let $field: Option<$ty> = r.take($key);)+
-                Some(Settings { home, $($field: $field?,)+ })
+                Some(Settings { home, tables, $($field: $field?,)+ })
             }
         }
     };
@@ -99,9 +103,9 @@ settings! {
     /// Forks of a run.
     forks: u32 = "run.forks" { default: Some("1"), range: Some(("1", "100")), env: &[var("FORKYARD_FORKS")], flag: Some("-f, --forks") }
     /// Most forks that a run may ever have, added ones included.
-    max_forks: u32 = "run.max_forks" { default: Some("100"), range: Some(("1", "1000")), env: &[var("FORKYARD_MAX_FORKS")], flag: Some("--max-forks") }
+    max_forks: u32 = "run.max_forks" { default: Some("100"), range: Some(("1", "100")), env: &[var("FORKYARD_MAX_FORKS")], flag: Some("--max-forks") }
     /// Forks that work at the same time.
-    max_concurrent: u32 = "run.max_concurrent" { default: Some("5"), range: Some(("1", "1000")), env: &[var("FORKYARD_MAX_CONCURRENT")], flag: Some("--max-concurrent") }
+    max_concurrent: u32 = "run.max_concurrent" { default: Some("5"), range: Some(("1", "100")), env: &[var("FORKYARD_MAX_CONCURRENT")], flag: Some("--max-concurrent") }
     /// Time that a fork may take; paused time does not count.
     timeout: Millis = "run.timeout" { default: Some("2h"), range: Some(("1s", "7d")), env: &[var("FORKYARD_TIMEOUT")], flag: Some("-t, --timeout") }
     /// Most that a run may cost, all forks together. Unset: no limit.
@@ -122,8 +126,6 @@ settings! {
     protect: Vec<String> = "run.protect" { default: Some(""), flag: Some("--protect"), project: true }
     /// Patterns of files that are brought back beside the commit.
     capture: Vec<String> = "run.capture" { default: Some(""), flag: Some("--capture"), project: true }
-    /// Time that setup and verify may take, each.
-    setup_timeout: Millis = "run.setup_timeout" { default: Some("30m"), range: Some(("1s", "24h")), project: true }
     /// Text put before the prompt of every fork.
     prompt_prefix: Option<String> = "run.prompt_prefix" { project: true }
     /// Folder for one log file a fork.
@@ -231,17 +233,11 @@ pub enum ColorMode {
 }
 choice!(ColorMode { "auto" => ColorMode::Auto, "always" => ColorMode::Always, "never" => ColorMode::Never });
 
-/// The words are those of the agent CLIs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PermissionMode {
-    AcceptEdits,
-    Plan,
-    Bypass,
-}
 choice!(PermissionMode {
+    "default" => PermissionMode::Default,
     "acceptEdits" => PermissionMode::AcceptEdits,
     "plan" => PermissionMode::Plan,
-    "bypassPermissions" => PermissionMode::Bypass,
+    "bypassPermissions" => PermissionMode::BypassPermissions,
 });
 
 choice!(ProviderKind {

@@ -58,7 +58,6 @@ fn what_a_project_may_set_acts_inside_alone() {
             "run.score",
             "run.protect",
             "run.capture",
-            "run.setup_timeout",
             "run.prompt_prefix",
             "sandbox.memory",
             "sandbox.cpus",
@@ -194,4 +193,48 @@ fn misspelt_variables_are_pointed_out() {
     );
     let r = resolve(&env(&[("NO_COLOR", "1"), ("FORKYARD_COLOR", "always")])).unwrap();
     assert_eq!(r.settings.color, ColorMode::Never);
+}
+
+#[test]
+fn secrets_prices_and_policy_are_tables_of_the_user() {
+    let text = "[secrets.gh]\nheader = \"Authorization\"\nenv = \"MY_TOKEN\"\nhosts = [\"api.example.com\"]\n\
+                [prices.mine]\ninput = 1.0\noutput = 2.0\n[policy]\nstrict_paths = true\n";
+    let mut sources = Sources { user_file: file("c.toml", text), ..env(&[("MY_TOKEN", "hunter2")]) };
+    let tables = resolve(&sources).unwrap().settings.tables;
+    assert_eq!((tables.secrets["gh"].value.as_str(), tables.secrets["gh"].hosts.len()), ("hunter2", 1));
+    assert!(tables.prices.contains_key("mine") && tables.policy.strict_paths);
+    assert!(!format!("{tables:?}").contains("hunter2"));
+    sources.env.clear();
+    assert!(
+        problems(&sources).contains("c.toml:1: `secrets.gh`: $MY_TOKEN is not set"),
+        "{}",
+        problems(&sources)
+    );
+
+    let project = Sources { project_file: file("p.toml", text), ..env(&[("MY_TOKEN", "x")]) };
+    let found = problems(&project);
+    for name in ["secrets", "prices", "policy"] {
+        assert!(found.contains(&format!("may not set `{name}`")), "{found}");
+    }
+    assert_eq!(
+        resolve(&Sources { project_trusted: true, ..project }).unwrap().settings.tables.secrets.len(),
+        1
+    );
+}
+
+#[test]
+fn mistakes_in_tables_name_their_line() {
+    for (text, expected) in [
+        ("[policy]\nstrict_path = true\n", "c.toml:2: unknown field `strict_path`"),
+        (
+            "[secrets.a]\nheader = \"X\"\nvalue = \"v\"\nhosts = []\n",
+            "c.toml:1: `secrets.a`: it has no hosts",
+        ),
+        ("[secrets.a]\nheader = \"X\"\nhosts = [\"h\"]\n", "give exactly one of `value` and `env`"),
+        ("[secrets.a]\nheader = \"X\\r\\nY\"\nvalue = \"v\"\nhosts = [\"h\"]\n", "can't be sent"),
+        ("polizy = 1\n", "did you mean `policy`?"),
+    ] {
+        let found = problems(&Sources { user_file: file("c.toml", text), ..Sources::default() });
+        assert!(found.contains(expected), "{expected}\nin\n{found}");
+    }
 }
