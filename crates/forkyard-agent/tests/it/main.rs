@@ -1,3 +1,9 @@
+mod agent_chain;
+mod agent_loop;
+mod agent_resume;
+mod agent_steering;
+mod agent_support;
+mod agent_world;
 mod inference_budget;
 mod inference_cache;
 mod inference_faults;

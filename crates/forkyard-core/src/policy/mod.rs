@@ -111,6 +111,10 @@ impl PolicyConfig {
             own.into_iter().chain(root)
         })
     }
+    /// Whether some call of the tool could be allowed: a tool that never is need not be offered to a model.
+    pub fn offers(&self, tool: &str) -> bool {
+        tools::offers(self, tool)
+    }
     fn secret_roots(&self) -> impl Iterator<Item = String> + '_ {
         self.expanded(&self.secret_paths)
     }
@@ -169,6 +173,27 @@ pub enum Rule {
     Device,
     FileSize,
     TooComplex,
+    /// Not the policy itself: a hook or an interceptor of the user.
+    Interceptor,
+}
+
+impl Rule {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Rule::CallsPerTurn => "calls_per_turn",
+            Rule::DisallowedTool => "disallowed_tool",
+            Rule::NotAllowedTool => "not_allowed_tool",
+            Rule::PermissionMode => "permission_mode",
+            Rule::BlockedCommand => "blocked_command",
+            Rule::BlockedPath => "blocked_path",
+            Rule::NotAllowedPath => "not_allowed_path",
+            Rule::InvalidPath => "invalid_path",
+            Rule::Device => "device",
+            Rule::FileSize => "file_size",
+            Rule::TooComplex => "too_complex",
+            Rule::Interceptor => "interceptor",
+        }
+    }
 }
 
 impl Decision {

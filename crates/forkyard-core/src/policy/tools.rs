@@ -67,6 +67,19 @@ pub fn judge(config: &PolicyConfig, call: &ToolCall<'_>) -> Decision {
     }
 }
 
+pub fn offers(config: &PolicyConfig, tool: &str) -> bool {
+    let names = |pattern: &String| glob::matches(pattern.split('(').next().unwrap_or_default().trim(), tool);
+    let disallowed = config.disallowed_tools.iter().any(|p| !p.contains('(') && names(p));
+    let named = config.allowed_tools.iter().any(names);
+    let changes = matches!(ToolKind::of(tool), ToolKind::Command | ToolKind::WriteFile);
+    let by_mode = match config.permission_mode {
+        PermissionMode::Plan => !changes,
+        PermissionMode::Default => !changes || named,
+        PermissionMode::AcceptEdits | PermissionMode::BypassPermissions => true,
+    };
+    !disallowed && by_mode && (config.allowed_tools.is_empty() || named)
+}
+
 /// Of a script's commands: must all of them fit the pattern, or any?
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Quantifier {

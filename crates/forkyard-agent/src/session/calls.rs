@@ -1,0 +1,464 @@
+//! The calls of one answer: judged one by one, in order; run one after the other, or together where they only read.
+
+use std::time::Instant;
+
+use forkyard_core::CallId;
+use forkyard_core::policy::{self, Decision, Rule};
+use futures::StreamExt;
+use serde_json::{Map, Value};
+
+use super::{Halt, Session, Who, links};
+use crate::conversation::{Conversation, OpenCall};
+use crate::event::{AgentEvent, ToolCompleted, ToolUse};
+use crate::inference::RawJson;
+use crate::intercept::{ToolRequest, ToolResponse, Verdict};
+use crate::outcome::AgentError;
+use crate::ports::{InboxMessage, MAX_MESSAGE_CHARS, MessageKind};
+use crate::text::shorten;
+use crate::tools::{self, Call, Failure, FileChange, Output, Tool};
+
+/// Reads of one answer that run at the same time.
+const MAX_PARALLEL: usize = 8;
+
+/// A call that is judged.
+enum Judged {
+    Run(Ready),
+    /// It has its answer already.
+    Answered {
+        response: ToolResponse,
+        denied_by: Option<Rule>,
+        cached: bool,
+        input: Value,
+    },
+}
+
+struct Ready {
+    index: usize,
+    tool: &'static dyn Tool,
+    request: ToolRequest,
+    id: CallId,
+    change: Option<FileChange>,
+    rewritten: bool,
+    /// By an earlier attempt.
+    begun: bool,
+}
+
+struct Ran {
+    output: Output,
+    duration_ms: u64,
+}
+
+impl Session {
+    /// Runs every call that has no result yet. True if files may have changed.
+    pub(super) async fn run_calls(&self, who: &Who, conversation: &mut Conversation) -> Result<bool, Halt> {
+        let mut changed = false;
+        let mut forget: Vec<CallId> = Vec::new();
+        let mut next = 0;
+        while next < conversation.calls.len() {
+            let batch = batch(&conversation.calls, next);
+            let mut ready = Vec::new();
+            let mut answered = Vec::new();
+            for index in batch.clone() {
+                if conversation.calls[index].result.is_some() {
+                    continue;
+                }
+                match self.judge(who, conversation, index).await? {
+                    Judged::Run(call) => ready.push(call),
+                    Judged::Answered { response, denied_by, cached, input } => {
+                        let call = &conversation.calls[index];
+                        let output =
+                            Output { parts: response.parts, is_error: response.is_error, ..Output::text("") };
+                        let done = completed(conversation.turn, call, input, &output, 0, denied_by, cached);
+                        answered.push((index, done));
+                    }
+                }
+            }
+            for call in ready.iter().filter(|c| !c.begun) {
+                let event = AgentEvent::ToolUse(ToolUse {
+                    turn: conversation.turn,
+                    tool: call.request.tool.clone(),
+                    tool_use_id: call.request.tool_use_id.clone(),
+                    input: shorten(&Value::Object(call.request.input.clone())),
+                    rewritten: call
+                        .rewritten
+                        .then(|| RawJson::from(&Value::Object(call.request.input.clone()))),
+                    plan: call.change.as_ref().map(|c| c.plan.clone()),
+                });
+                conversation.apply(&event);
+                self.record(who, event).await;
+            }
+            if !ready.is_empty() {
+                // From here on it may have happened.
+                self.recorder.flush().await?;
+                self.forget(&mut forget).await;
+            }
+            let turn = conversation.turn;
+            let ran: Vec<(Ready, Result<Ran, Halt>)> = futures::stream::iter(ready)
+                .map(|call| async move {
+                    let ran = self.execute(who, turn, &call).await;
+                    (call, ran)
+                })
+                .buffered(MAX_PARALLEL)
+                .collect()
+                .await;
+            let mut events: Vec<(usize, AgentEvent)> =
+                answered.into_iter().map(|(i, done)| (i, AgentEvent::ToolCompleted(done))).collect();
+            let mut halt = None;
+            for (call, ran) in ran {
+                let ran = match ran {
+                    Ok(ran) => ran,
+                    Err(e) => {
+                        halt = halt.or(Some(e));
+                        continue;
+                    }
+                };
+                changed |= !call.tool.only_reads();
+                if ran.output.forget {
+                    forget.push(call.id.clone());
+                }
+                let input = shorten(&Value::Object(call.request.input.clone()));
+                let open = &conversation.calls[call.index];
+                let done = completed(turn, open, input, &ran.output, ran.duration_ms, None, false);
+                events.extend(ran.output.events.into_iter().map(|e| (call.index, e)));
+                events.push((call.index, AgentEvent::ToolCompleted(done)));
+            }
+            events.sort_by_key(|(index, _)| *index);
+            let overheard = std::mem::take(&mut *self.overheard());
+            overheard.iter().for_each(|event| conversation.apply(event));
+            for (_, event) in events {
+                conversation.apply(&event);
+                self.record(who, event).await;
+            }
+            if let Some(halt) = halt {
+                self.recorder.flush().await?;
+                return Err(halt);
+            }
+            next = batch.end;
+        }
+        self.recorder.flush().await?;
+        self.forget(&mut forget).await;
+        Ok(changed)
+    }
+
+    fn overheard(&self) -> std::sync::MutexGuard<'_, Vec<AgentEvent>> {
+        self.overheard.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The journal has the results: the guest may let go of them. If it can't be told, it only keeps them longer.
+    async fn forget(&self, calls: &mut Vec<CallId>) {
+        for call in calls.drain(..) {
+            if let Err(e) = self.sandbox.forget(&call).await {
+                tracing::debug!(%call, "a finished call was not forgotten: {e}");
+            }
+        }
+    }
+
+    async fn judge(&self, who: &Who, conversation: &mut Conversation, index: usize) -> Result<Judged, Halt> {
+        let turn = conversation.turn;
+        let open = conversation.calls[index].clone();
+        let id = call_id(who, turn, index, &open.id);
+        let error = |text: String, input: Value| Judged::Answered {
+            response: ToolResponse { is_error: true, ..ToolResponse::text(text) },
+            denied_by: None,
+            cached: false,
+            input,
+        };
+        let raw = open.begun.as_ref().and_then(|b| b.rewritten.as_ref()).unwrap_or(&open.input);
+        let input = match raw.object() {
+            Ok(input) => input,
+            Err(e) => {
+                let text = format!(
+                    "the input is not valid JSON ({e}); the answer may have been cut. Nothing was run."
+                );
+                return Ok(error(text, Value::String(crate::text::cut(open.input.as_str(), 1000))));
+            }
+        };
+        let shown = || shorten(&Value::Object(input.clone()));
+        let offered: Vec<&str> = self.offered(who).collect();
+        let Some(tool) = tools::find(&open.name).filter(|_| offered.contains(&open.name.as_str())) else {
+            // Policy's word comes first for a tool that exists and is not offered.
+            let denial = self.judge_by_policy(&open.name, &input, index).await?;
+            return Ok(match (tools::find(&open.name), denial) {
+                (Some(_), Some((rule, reason))) => denied(rule, &reason, shown()),
+                _ => error(
+                    format!("there is no tool {:?}; there are: {}", open.name, offered.join(", ")),
+                    shown(),
+                ),
+            });
+        };
+        let mut request = ToolRequest {
+            tool: open.name.clone(),
+            input,
+            tool_use_id: open.id.clone(),
+            turn,
+            subagent: who.subagent.clone(),
+        };
+        if let Some(begun) = &open.begun {
+            // It was judged when it began; now only its result is asked for.
+            return self.take_over(who, tool, request, id, index, turn, begun).await;
+        }
+        if let Some((rule, reason)) = self.judge_by_policy(&request.tool, &request.input, index).await? {
+            return Ok(denied(rule, &reason, shorten(&Value::Object(request.input))));
+        }
+        let mut rewritten = false;
+        for interceptor in &self.interceptors {
+            match self.bounded(interceptor.before(&request)).await? {
+                Verdict::Allow => {}
+                Verdict::Deny(reason) => {
+                    return Ok(denied(Rule::Interceptor, &reason, shorten(&Value::Object(request.input))));
+                }
+                Verdict::Rewrite(input) => {
+                    request.input = input;
+                    rewritten = true;
+                    if let Some((rule, reason)) =
+                        self.judge_by_policy(&request.tool, &request.input, index).await?
+                    {
+                        return Ok(denied(rule, &reason, shorten(&Value::Object(request.input))));
+                    }
+                }
+                Verdict::Respond(response) => {
+                    let input = shorten(&Value::Object(request.input));
+                    return Ok(Judged::Answered { response, denied_by: None, cached: false, input });
+                }
+            }
+        }
+        self.deliver(who, conversation).await?;
+        if conversation.held {
+            let text = "not run: a message arrived before this call began; it follows. Decide again.";
+            return Ok(error(text.to_string(), shorten(&Value::Object(request.input))));
+        }
+        if tool.only_reads()
+            && !self.background.any_running()
+            && let Some(response) = self.cache.get(&request.tool, &request.input)
+        {
+            let input = shorten(&Value::Object(request.input));
+            return Ok(Judged::Answered { response, denied_by: None, cached: true, input });
+        }
+        let call = call(self, who, turn, &request, &id);
+        let change = match self.bounded(tool.prepare(&call)).await? {
+            Ok(change) => change,
+            Err(Failure::Result(text)) => return Ok(error(text, shorten(&Value::Object(request.input)))),
+            Err(Failure::Halt(halt)) => return Err(halt),
+        };
+        Ok(Judged::Run(Ready { index, tool, request, id, change, rewritten, begun: false }))
+    }
+
+    /// A call that an earlier attempt had begun: the sandbox knows a command by its id; a file tells by its content whether it
+    /// was written.
+    #[allow(clippy::too_many_arguments, reason = "one call in all its parts")]
+    async fn take_over(
+        &self,
+        who: &Who,
+        tool: &'static dyn Tool,
+        request: ToolRequest,
+        id: CallId,
+        index: usize,
+        turn: u32,
+        begun: &ToolUse,
+    ) -> Result<Judged, Halt> {
+        let answered = |text: String, is_error: bool, input: &Map<String, Value>| Judged::Answered {
+            response: ToolResponse { is_error, ..ToolResponse::text(text) },
+            denied_by: None,
+            cached: false,
+            input: shorten(&Value::Object(input.clone())),
+        };
+        let mut change = None;
+        if let Some(plan) = &begun.plan {
+            let call = call(self, who, turn, &request, &id);
+            let path = match call.path("file_path") {
+                Ok(path) => path,
+                Err(Failure::Result(text)) => return Ok(answered(text, true, &request.input)),
+                Err(Failure::Halt(halt)) => return Err(halt),
+            };
+            let now = match tools::look_hash(&call, &path).await {
+                Ok(now) => now,
+                Err(Failure::Result(text)) => return Ok(answered(text, true, &request.input)),
+                Err(Failure::Halt(halt)) => return Err(halt),
+            };
+            if now.as_ref() == Some(&plan.after) {
+                return Ok(answered(format!("{path} was written."), false, &request.input));
+            }
+            if now != plan.before {
+                let text =
+                    format!("{path} was changed by something else while it was to be written; read it again");
+                return Ok(answered(text, true, &request.input));
+            }
+            change = match tool.prepare(&call).await {
+                Ok(change) => change,
+                Err(Failure::Result(text)) => return Ok(answered(text, true, &request.input)),
+                Err(Failure::Halt(halt)) => return Err(halt),
+            };
+        }
+        Ok(Judged::Run(Ready { index, tool, request, id, change, rewritten: false, begun: true }))
+    }
+
+    async fn judge_by_policy(
+        &self,
+        tool: &str,
+        input: &Map<String, Value>,
+        index: usize,
+    ) -> Result<Option<(Rule, String)>, Halt> {
+        let number_in_turn = u32::try_from(index + 1).unwrap_or(u32::MAX);
+        // What is refused by its number need not be looked at.
+        let resolved = match number_in_turn > self.policy.max_calls_per_turn {
+            true => None,
+            false => links::resolve(self, tool, input).await?,
+        };
+        let input = Value::Object(input.clone());
+        let call =
+            policy::ToolCall { tool, input: &input, number_in_turn, resolved_path: resolved.as_deref() };
+        Ok(match policy::evaluate(&self.policy, &call) {
+            Decision::Allow => None,
+            Decision::Deny { rule, reason } => Some((rule, reason)),
+        })
+    }
+
+    async fn execute(&self, who: &Who, turn: u32, ready: &Ready) -> Result<Ran, Halt> {
+        let started = Instant::now();
+        let call = call(self, who, turn, &ready.request, &ready.id);
+        if !ready.tool.only_reads() {
+            self.cache.clear();
+        }
+        let output = match ready.tool.run(&call, ready.change.clone()).await {
+            Ok(output) => output,
+            Err(Failure::Result(text)) => Output::error(text),
+            Err(Failure::Halt(halt)) => return Err(halt),
+        };
+        let mut response = ToolResponse { parts: output.parts, is_error: output.is_error };
+        if !ready.tool.only_reads() {
+            self.cache.clear();
+        } else if !self.background.any_running() {
+            self.cache.put(&ready.request.tool, &ready.request.input, &response);
+        }
+        for interceptor in &self.interceptors {
+            self.bounded(interceptor.after(&ready.request, &mut response)).await?;
+        }
+        let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let output = Output { parts: response.parts, is_error: response.is_error, ..output };
+        Ok(Ran { output, duration_ms })
+    }
+
+    /// Takes in what waits in the inbox, durably: a message that was given once must not be given again.
+    pub(crate) async fn deliver(&self, who: &Who, conversation: &mut Conversation) -> Result<(), Halt> {
+        let pending = self.inbox.pending().await?;
+        if pending.is_empty() {
+            return Ok(());
+        }
+        for InboxMessage { id, kind, content, .. } in pending {
+            let content = clean(&content);
+            if kind == MessageKind::Interrupt {
+                let event = AgentEvent::Interrupted { turn: conversation.turn, tool_use_id: None };
+                self.record(who, event).await;
+            }
+            let event =
+                AgentEvent::MessageInjected { message_id: id, kind, content, turn: conversation.turn };
+            conversation.apply(&event);
+            self.recorder.push(who.subagent.clone(), event.clone(), &[id]).await;
+            if who.subagent.is_some() {
+                // The parent hears of it when it goes on.
+                self.recorder.push(None, event.clone(), &[]).await;
+                self.overheard().push(event);
+            }
+        }
+        self.recorder.flush().await?;
+        Ok(())
+    }
+}
+
+/// Control characters could forge the frame around a message.
+fn clean(content: &str) -> String {
+    content.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).take(MAX_MESSAGE_CHARS).collect()
+}
+
+/// From `start`: neighbours that only read, or one call.
+fn batch(calls: &[OpenCall], start: usize) -> std::ops::Range<usize> {
+    let reads = |call: &OpenCall| tools::find(&call.name).is_some_and(|t| t.only_reads());
+    let length = calls[start..].iter().take_while(|c| reads(c)).count();
+    start..start + length.max(1)
+}
+
+/// The same for every attempt, and unique in the sandbox also where a provider repeats the ids of its calls.
+fn call_id(who: &Who, turn: u32, index: usize, id: &str) -> CallId {
+    CallId::from_text(&format!("{}.{turn}.{index}.{id}", who.subagent.as_deref().unwrap_or("main")))
+}
+
+fn call<'a>(
+    session: &'a Session,
+    who: &'a Who,
+    turn: u32,
+    request: &'a ToolRequest,
+    id: &CallId,
+) -> Call<'a> {
+    Call { session, who, turn, tool_use_id: &request.tool_use_id, id: id.clone(), input: &request.input }
+}
+
+fn denied(rule: Rule, reason: &str, input: Value) -> Judged {
+    let text = match rule {
+        Rule::Interceptor => format!("Denied: {reason}"),
+        rule => format!("Denied by policy ({}): {reason}", rule.as_str()),
+    };
+    Judged::Answered {
+        response: ToolResponse { is_error: true, ..ToolResponse::text(text) },
+        denied_by: Some(rule),
+        cached: false,
+        input,
+    }
+}
+
+fn completed(
+    turn: u32,
+    call: &OpenCall,
+    tool_input: Value,
+    output: &Output,
+    duration_ms: u64,
+    denied_by: Option<Rule>,
+    cached: bool,
+) -> ToolCompleted {
+    ToolCompleted {
+        turn,
+        tool: call.name.clone(),
+        tool_use_id: call.id.clone(),
+        tool_input,
+        tool_response: output.parts.clone(),
+        is_error: output.is_error,
+        denied_by,
+        cached,
+        duration_ms,
+    }
+}
+
+/// The call ids of background commands that were begun, with their commands.
+pub(crate) fn background_calls(entries: &[&crate::event::JournalEntry]) -> Vec<(CallId, String)> {
+    let mut found = Vec::new();
+    let mut indexes: std::collections::BTreeMap<Option<&str>, Vec<String>> =
+        std::collections::BTreeMap::new();
+    for entry in entries {
+        let subagent = entry.subagent.as_deref();
+        match &entry.event {
+            AgentEvent::AssistantMessage(message) => {
+                let ids = message.content.iter().filter_map(|b| match b {
+                    crate::inference::Block::ToolUse { id, .. } => Some(id.clone()),
+                    _ => None,
+                });
+                indexes.insert(subagent, ids.collect());
+            }
+            AgentEvent::ToolUse(t) if t.input.get("run_in_background") == Some(&Value::Bool(true)) => {
+                let index =
+                    indexes.get(&subagent).and_then(|ids| ids.iter().position(|id| *id == t.tool_use_id));
+                let who = Who { subagent: entry.subagent.clone(), max_turns: 0 };
+                if let Some(index) = index {
+                    let command = t.input.get("command").and_then(Value::as_str).unwrap_or_default();
+                    found.push((call_id(&who, t.turn, index, &t.tool_use_id), command.to_string()));
+                }
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+impl From<AgentError> for Failure {
+    fn from(e: AgentError) -> Failure {
+        Failure::Halt(e.into())
+    }
+}
