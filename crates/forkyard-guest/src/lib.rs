@@ -1,1 +1,10 @@
+//! What the host and the guest say to each other.
+//!
+//! The guest is one small static program inside every sandbox. [`protocol`] is spoken with it over any byte stream: a Unix
+//! socket (local), or the stdio of a relay that the container engine started. [`zygote`] is spoken only by the local provider
+//! with the process that its sandboxes are cloned from.
+//!
+//! The program's own modules belong to the binary (feature `program`); the host links none of them.
 
+pub mod protocol;
+pub mod zygote;

@@ -7,6 +7,8 @@ pub mod egress;
 mod egress_seam;
 mod error;
 mod exec;
+pub mod guest_client;
+pub mod local;
 mod traits;
 
 pub use egress_seam::{EgressCounters, EgressFactory, EgressHandle, InsideFile, PROXY_ADDRESS};

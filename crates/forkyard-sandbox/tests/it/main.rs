@@ -5,3 +5,4 @@ mod egress_internal;
 mod egress_limits;
 mod egress_rules;
 mod egress_tools;
+mod local;

@@ -1,0 +1,362 @@
+//! A layer as a stream of frames, and back. The stream is hostile input: names are single components, so that no entry can
+//! reach outside of where it is unpacked; setuid bits, devices and overlayfs' own attributes do not exist in it.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use forkyard_guest::protocol::{MAX_CHUNK, PREFIX, decode_prefix, encode};
+use forkyard_guest::zygote::UnpackLimits;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Timespec, Timestamps, XattrFlags};
+use rustix::io::{Errno, Result as IoResult};
+use serde::{Deserialize, Serialize};
+
+use super::merge::{OPAQUE, is_opaque, is_whiteout};
+use super::tree::{OPEN_DIR, Size, Visitor, walk};
+use crate::sys::{Failure, Result, Step};
+
+/// One frame; the body is the name of the entry, or bytes of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "k", rename_all = "snake_case", deny_unknown_fields)]
+enum Entry {
+    /// Enters a new directory.
+    Dir {
+        mode: u32,
+        opaque: bool,
+    },
+    /// Back to its parent.
+    Up {
+        mtime_ns: i64,
+    },
+    File {
+        mode: u32,
+        size: u64,
+        mtime_ns: i64,
+        number: Option<u64>,
+    },
+    Data {
+        at: u64,
+    },
+    /// Another name of the file with this number.
+    Hard {
+        number: u64,
+    },
+    /// The body is `name NUL target`.
+    Symlink,
+    Fifo {
+        mode: u32,
+    },
+    Whiteout,
+    End,
+}
+
+/// Deeper trees are not what people build.
+const MAX_DEPTH: usize = 2048;
+const MAX_NAME: usize = 255;
+const MAX_FRAME: usize = MAX_CHUNK + 8192;
+/// What a directory or an empty file costs, counted as bytes so that a flood of them meets the bound.
+const ENTRY_COST: u64 = 512;
+
+pub fn pack(layer: &str, to: OwnedFd) -> Result<Size> {
+    let source = rustix::fs::open(layer, OPEN_DIR, Mode::empty()).step("pack")?;
+    let mut packer = Packer {
+        out: std::io::BufWriter::new(File::from(to)),
+        numbers: HashMap::new(),
+        size: Size::default(),
+    };
+    walk(source.as_fd(), &mut packer).step("pack")?;
+    packer.put(&Entry::End, b"").step("pack")?;
+    packer.out.flush().step("pack")?;
+    Ok(packer.size)
+}
+
+struct Packer {
+    out: std::io::BufWriter<File>,
+    numbers: HashMap<(u64, u64), u64>,
+    size: Size,
+}
+
+fn errno(e: &std::io::Error) -> Errno {
+    Errno::from_raw_os_error(e.raw_os_error().unwrap_or(libc::EIO))
+}
+
+fn mtime_ns(stat: &rustix::fs::Stat) -> i64 {
+    stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64)
+}
+
+impl Packer {
+    fn put(&mut self, entry: &Entry, body: &[u8]) -> IoResult<()> {
+        self.out.write_all(&encode(entry, body)).map_err(|e| errno(&e))
+    }
+
+    fn content(&mut self, file: BorrowedFd<'_>, size: u64) -> IoResult<()> {
+        let (mut at, mut buffer) = (0, vec![0; MAX_CHUNK]);
+        while at < size {
+            let data = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+                Ok(data) => data,
+                Err(Errno::NXIO) => break,
+                Err(e) => return Err(e),
+            };
+            let hole = rustix::fs::seek(file, SeekFrom::Hole(data))?.min(size);
+            at = data;
+            while at < hole {
+                let want = buffer.len().min(usize::try_from(hole - at).unwrap_or(MAX_CHUNK));
+                match rustix::io::pread(file, &mut buffer[..want], at)? {
+                    0 => return Ok(()),
+                    n => {
+                        self.put(&Entry::Data { at }, &buffer[..n])?;
+                        self.size.bytes += n as u64;
+                        at += n as u64;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Visitor for Packer {
+    fn file(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()> {
+        let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let bytes = name.to_bytes();
+        let mode = stat.st_mode & 0o777;
+        self.size.entries += 1;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {
+                let mut number = None;
+                if stat.st_nlink > 1 {
+                    let next = self.numbers.len() as u64;
+                    match self.numbers.entry((stat.st_dev, stat.st_ino)) {
+                        std::collections::hash_map::Entry::Occupied(known) => {
+                            let number = *known.get();
+                            return self.put(&Entry::Hard { number }, bytes);
+                        }
+                        std::collections::hash_map::Entry::Vacant(new) => number = Some(*new.insert(next)),
+                    }
+                }
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+                let file = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+                let size = u64::try_from(stat.st_size).unwrap_or(0);
+                self.put(&Entry::File { mode, size, mtime_ns: mtime_ns(&stat), number }, bytes)?;
+                self.content(file.as_fd(), size)
+            }
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(dir, name, Vec::new())?;
+                self.put(&Entry::Symlink, &[bytes, b"\0", target.as_bytes()].concat())
+            }
+            FileType::Fifo => self.put(&Entry::Fifo { mode }, bytes),
+            FileType::CharacterDevice if is_whiteout(&stat) => self.put(&Entry::Whiteout, bytes),
+            _ => Ok(()), // sockets are of no use without who listened on them
+        }
+    }
+    fn enter(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()> {
+        let stat = rustix::fs::fstat(dir)?;
+        self.size.entries += 1;
+        self.put(&Entry::Dir { mode: stat.st_mode & 0o1777, opaque: is_opaque(dir) }, name.to_bytes())
+    }
+    fn leave(&mut self, _: BorrowedFd<'_>, dir: BorrowedFd<'_>, _: &CStr) -> IoResult<()> {
+        let stat = rustix::fs::fstat(dir)?;
+        self.put(&Entry::Up { mtime_ns: mtime_ns(&stat) }, b"")
+    }
+}
+
+/// Why an archive was not taken.
+pub enum Refusal {
+    Broken(String),
+    Failed(Failure),
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Refusal {
+        Refusal::Failed(failure)
+    }
+}
+
+fn broken<T>(why: impl Into<String>) -> std::result::Result<T, Refusal> {
+    Err(Refusal::Broken(why.into()))
+}
+
+struct Unpacker {
+    input: File,
+    /// The way down: each open directory, with what it gets when it is left.
+    stack: Vec<(OwnedFd, u32)>,
+    numbers: HashMap<u64, (OwnedFd, CString)>,
+    file: Option<(File, u64, i64)>,
+    left: UnpackLimits,
+    size: Size,
+}
+
+/// Makes `to` from one layer of the stream; reads not a byte beyond it.
+pub fn unpack(from: OwnedFd, to: &str, limits: UnpackLimits) -> std::result::Result<Size, Refusal> {
+    rustix::fs::mkdir(to, Mode::from_raw_mode(0o755)).step("unpack")?;
+    let root = rustix::fs::open(to, OPEN_DIR, Mode::empty()).step("unpack")?;
+    let mut unpacker = Unpacker {
+        input: File::from(from),
+        stack: vec![(root, 0o755)],
+        numbers: HashMap::new(),
+        file: None,
+        left: limits,
+        size: Size::default(),
+    };
+    while let Some((entry, body)) = unpacker.next()? {
+        unpacker.take(entry, &body)?;
+    }
+    if unpacker.stack.len() != 1 {
+        return broken("a directory is not closed");
+    }
+    Ok(unpacker.size)
+}
+
+fn name_of(body: &[u8]) -> std::result::Result<CString, Refusal> {
+    let bad =
+        body.is_empty() || body.len() > MAX_NAME || body.contains(&b'/') || body == b"." || body == b"..";
+    match CString::new(body) {
+        Ok(name) if !bad => Ok(name),
+        _ => {
+            broken(format!("{:?} is not a name", String::from_utf8_lossy(&body[..body.len().min(MAX_NAME)])))
+        }
+    }
+}
+
+impl Unpacker {
+    fn next(&mut self) -> std::result::Result<Option<(Entry, Vec<u8>)>, Refusal> {
+        let mut prefix = [0; PREFIX];
+        let short = |_| Refusal::Broken("the archive ends too early".into());
+        self.input.read_exact(&mut prefix).map_err(short)?;
+        let (length, head) = decode_prefix(prefix, MAX_FRAME).map_err(|e| Refusal::Broken(e.to_string()))?;
+        let mut frame = vec![0; length];
+        self.input.read_exact(&mut frame).map_err(short)?;
+        let entry = serde_json::from_slice(&frame[..head]).map_err(|e| Refusal::Broken(e.to_string()))?;
+        if entry == Entry::End {
+            self.close_file()?;
+            return Ok(None);
+        }
+        Ok(Some((entry, frame.split_off(head))))
+    }
+
+    fn spend(&mut self, bytes: u64) -> std::result::Result<(), Refusal> {
+        match self.left.bytes.checked_sub(bytes) {
+            Some(left) => self.left.bytes = left,
+            None => return broken("it holds more than the bound on bytes"),
+        }
+        Ok(())
+    }
+
+    fn count(&mut self) -> std::result::Result<(), Refusal> {
+        self.size.entries += 1;
+        self.spend(ENTRY_COST)?;
+        match self.left.entries.checked_sub(1) {
+            Some(left) => self.left.entries = left,
+            None => return broken("it holds more than the bound on entries"),
+        }
+        Ok(())
+    }
+
+    fn close_file(&mut self) -> std::result::Result<(), Refusal> {
+        if let Some((file, _, mtime)) = self.file.take() {
+            rustix::fs::futimens(&file, &times(mtime)).step("unpack")?;
+        }
+        Ok(())
+    }
+
+    fn at(&self) -> std::result::Result<BorrowedFd<'_>, Refusal> {
+        match self.stack.last() {
+            Some((dir, _)) => Ok(dir.as_fd()),
+            None => broken("it leaves its own root"),
+        }
+    }
+
+    fn take(&mut self, entry: Entry, body: &[u8]) -> std::result::Result<(), Refusal> {
+        if let Entry::Data { at } = entry {
+            let Some((file, size, _)) = &self.file else { return broken("bytes without a file") };
+            if at.saturating_add(body.len() as u64) > *size {
+                return broken("a file is longer than it says");
+            }
+            std::os::unix::fs::FileExt::write_all_at(file, body, at).step("unpack")?;
+            self.size.bytes += body.len() as u64;
+            return self.spend(body.len() as u64);
+        }
+        self.close_file()?;
+        if let Entry::Up { mtime_ns } = entry {
+            let Some((dir, mode)) = self.stack.pop().filter(|_| !self.stack.is_empty()) else {
+                return broken("it leaves its own root");
+            };
+            rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode)).step("unpack")?;
+            rustix::fs::futimens(&dir, &times(mtime_ns)).step("unpack")?;
+            return Ok(());
+        }
+        self.count()?;
+        match entry {
+            Entry::Dir { mode, opaque } => {
+                if self.stack.len() > MAX_DEPTH {
+                    return broken("it is too deep");
+                }
+                let name = name_of(body)?;
+                let at = self.at()?;
+                rustix::fs::mkdirat(at, &name, Mode::from_raw_mode(0o700)).map_err(twice)?;
+                let dir = rustix::fs::openat(at, &name, OPEN_DIR, Mode::empty()).step("unpack")?;
+                if opaque {
+                    rustix::fs::fsetxattr(&dir, OPAQUE, b"y", XattrFlags::empty()).step("unpack")?;
+                }
+                self.stack.push((dir, mode & 0o1777));
+            }
+            Entry::File { mode, size, mtime_ns, number } => {
+                let name = name_of(body)?;
+                let flags =
+                    OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let at = self.at()?;
+                let file = rustix::fs::openat(at, &name, flags, Mode::from_raw_mode(0o600)).map_err(twice)?;
+                rustix::fs::ftruncate(&file, size).step("unpack")?; // a hole costs nothing
+                rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o777)).step("unpack")?;
+                if let Some(number) = number {
+                    let dir = rustix::io::fcntl_dupfd_cloexec(at, 3).step("unpack")?;
+                    self.numbers.insert(number, (dir, name));
+                }
+                self.file = Some((File::from(file), size, mtime_ns));
+            }
+            Entry::Hard { number } => {
+                let name = name_of(body)?;
+                let at = self.at()?;
+                let Some((dir, first)) = self.numbers.get(&number) else {
+                    return broken("a link to nothing");
+                };
+                rustix::fs::linkat(dir, first, at, &name, AtFlags::empty()).map_err(twice)?;
+            }
+            Entry::Symlink => {
+                let Some(zero) = body.iter().position(|b| *b == 0) else {
+                    return broken("a symlink to nothing");
+                };
+                let (name, target) = (name_of(&body[..zero])?, CString::new(&body[zero + 1..]));
+                let Ok(target) = target else { return broken("a symlink's target has a zero byte") };
+                rustix::fs::symlinkat(&target, self.at()?, &name).map_err(twice)?;
+            }
+            Entry::Fifo { mode } => {
+                let name = name_of(body)?;
+                let mode = Mode::from_raw_mode(mode & 0o777);
+                rustix::fs::mknodat(self.at()?, &name, FileType::Fifo, mode, 0).map_err(twice)?;
+            }
+            Entry::Whiteout => {
+                let name = name_of(body)?;
+                rustix::fs::mknodat(self.at()?, &name, FileType::CharacterDevice, Mode::empty(), 0)
+                    .map_err(twice)?;
+            }
+            Entry::Data { .. } | Entry::Up { .. } | Entry::End => {}
+        }
+        Ok(())
+    }
+}
+
+fn twice(e: Errno) -> Refusal {
+    match e {
+        Errno::EXIST => Refusal::Broken("it holds a name twice".into()),
+        other => Refusal::Failed(Failure { step: "unpack".into(), errno: other.raw_os_error() }),
+    }
+}
+
+fn times(mtime_ns: i64) -> Timestamps {
+    let at =
+        Timespec { tv_sec: mtime_ns.div_euclid(1_000_000_000), tv_nsec: mtime_ns.rem_euclid(1_000_000_000) };
+    Timestamps { last_access: at, last_modification: at }
+}

@@ -1,0 +1,184 @@
+//! A layer, copied as it is: holes stay holes, links stay links, overlayfs' own marks stay.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Timestamps, XattrFlags};
+use rustix::io::{Errno, Result as IoResult};
+
+use super::tree::{OPEN_DIR, Size, Visitor, walk};
+use crate::sys::{Result, Step};
+
+/// Copied between two looks at the clock.
+const STRIDE: u64 = 8 << 20;
+/// The kernel's bound on an extended attribute.
+const MAX_XATTR: usize = 64 << 10;
+
+/// None: it took longer than the limit; what was copied is to be removed.
+pub fn copy(from: &str, to: &str, limit_ms: Option<u64>) -> Result<Option<Size>> {
+    let source = rustix::fs::open(from, OPEN_DIR, Mode::empty()).step("copy from")?;
+    match rustix::fs::mkdir(to, Mode::from_raw_mode(0o700)) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(e) => return Err(e).step("copy to"),
+    }
+    let root = rustix::fs::open(to, OPEN_DIR, Mode::empty()).step("copy to")?;
+    let mut copier = Copier {
+        at: rustix::io::dup(&root).step("copy to")?,
+        root,
+        path: Vec::new(),
+        links: HashMap::new(),
+        until: limit_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
+        size: Size::default(),
+    };
+    match walk(source.as_fd(), &mut copier) {
+        Ok(()) => {}
+        Err(Errno::TIMEDOUT) => return Ok(None),
+        Err(e) => return Err(e).step("copy"),
+    }
+    attributes(source.as_fd(), copier.root.as_fd()).step("copy")?;
+    Ok(Some(copier.size))
+}
+
+struct Copier {
+    root: OwnedFd,
+    at: OwnedFd,
+    /// Names from the root to `at`.
+    path: Vec<CString>,
+    /// Where the first of several names of a file went.
+    links: HashMap<(u64, u64), CString>,
+    until: Option<Instant>,
+    size: Size,
+}
+
+impl Copier {
+    fn in_time(&self) -> IoResult<()> {
+        match self.until {
+            Some(until) if Instant::now() > until => Err(Errno::TIMEDOUT),
+            _ => Ok(()),
+        }
+    }
+
+    fn path_of(&self, name: &CStr) -> CString {
+        let mut path = Vec::new();
+        for part in &self.path {
+            path.extend_from_slice(part.to_bytes());
+            path.push(b'/');
+        }
+        path.extend_from_slice(name.to_bytes());
+        CString::new(path).expect("made of C strings")
+    }
+
+    fn content(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: u64) -> IoResult<()> {
+        if rustix::fs::ioctl_ficlone(to, from).is_ok() {
+            return Ok(());
+        }
+        rustix::fs::ftruncate(to, size)?;
+        let mut at = 0;
+        while at < size {
+            let data = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+                Ok(data) => data,
+                Err(Errno::NXIO) => break, // a hole to the end
+                Err(e) => return Err(e),
+            };
+            let hole = rustix::fs::seek(from, SeekFrom::Hole(data))?.min(size);
+            let (mut read_at, mut write_at) = (data, data);
+            while read_at < hole {
+                self.in_time()?;
+                let part = usize::try_from((hole - read_at).min(STRIDE)).expect("a stride fits");
+                match rustix::fs::copy_file_range(from, Some(&mut read_at), to, Some(&mut write_at), part)? {
+                    0 => break,
+                    n => self.size.bytes += n as u64,
+                }
+            }
+            at = hole;
+        }
+        Ok(())
+    }
+}
+
+impl Visitor for Copier {
+    fn file(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()> {
+        self.in_time()?;
+        let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        let to = self.at.as_fd();
+        self.size.entries += 1;
+        if stat.st_nlink > 1 {
+            if let Some(first) = self.links.get(&(stat.st_dev, stat.st_ino)) {
+                return rustix::fs::linkat(self.root.as_fd(), first, to, name, AtFlags::empty());
+            }
+            self.links.insert((stat.st_dev, stat.st_ino), self.path_of(name));
+        }
+        match kind {
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(dir, name, Vec::new())?;
+                rustix::fs::symlinkat(&target, self.at.as_fd(), name)?;
+            }
+            FileType::RegularFile => {
+                let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let source =
+                    rustix::fs::openat(dir, name, OFlags::RDONLY | OFlags::NONBLOCK | flags, Mode::empty())?;
+                let new = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | flags;
+                let target = rustix::fs::openat(to, name, new, Mode::from_raw_mode(0o600))?;
+                self.content(source.as_fd(), target.as_fd(), u64::try_from(stat.st_size).unwrap_or(0))?;
+                return attributes(source.as_fd(), target.as_fd());
+            }
+            // FIFOs, sockets, and overlayfs' whiteouts, which are devices 0:0.
+            FileType::CharacterDevice if stat.st_rdev == 0 => {
+                rustix::fs::mknodat(to, name, kind, Mode::empty(), 0)?;
+            }
+            FileType::Fifo | FileType::Socket => {
+                rustix::fs::mknodat(to, name, kind, Mode::from_raw_mode(stat.st_mode & 0o777), 0)?;
+            }
+            _ => return Ok(()), // no other can be in a layer
+        }
+        rustix::fs::utimensat(self.at.as_fd(), name, &times(&stat), AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    fn enter(&mut self, _: BorrowedFd<'_>, name: &CStr) -> IoResult<()> {
+        self.in_time()?;
+        match rustix::fs::mkdirat(self.at.as_fd(), name, Mode::from_raw_mode(0o700)) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => return Err(e),
+        }
+        self.at = rustix::fs::openat(self.at.as_fd(), name, OPEN_DIR, Mode::empty())?;
+        self.path.push(name.to_owned());
+        self.size.entries += 1;
+        Ok(())
+    }
+
+    fn leave(&mut self, _: BorrowedFd<'_>, dir: BorrowedFd<'_>, _: &CStr) -> IoResult<()> {
+        let up = rustix::fs::openat(self.at.as_fd(), "..", OPEN_DIR, Mode::empty())?;
+        attributes(dir, self.at.as_fd())?;
+        self.at = up;
+        self.path.pop();
+        Ok(())
+    }
+}
+
+fn times(stat: &rustix::fs::Stat) -> Timestamps {
+    Timestamps {
+        last_access: rustix::fs::Timespec { tv_sec: stat.st_atime, tv_nsec: stat.st_atime_nsec as _ },
+        last_modification: rustix::fs::Timespec { tv_sec: stat.st_mtime, tv_nsec: stat.st_mtime_nsec as _ },
+    }
+}
+
+/// Extended attributes, mode and times.
+pub fn attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> IoResult<()> {
+    let mut names = vec![0; MAX_XATTR];
+    let length = rustix::fs::flistxattr(from, &mut names[..]).unwrap_or(0);
+    let mut value = Vec::new();
+    for name in names[..length].split_inclusive(|b| *b == 0) {
+        let Ok(name) = CStr::from_bytes_with_nul(name) else { continue };
+        if name.to_bytes().starts_with(b"user.") {
+            value.resize(MAX_XATTR, 0);
+            let n = rustix::fs::fgetxattr(from, name, &mut value[..])?;
+            rustix::fs::fsetxattr(to, name, &value[..n], XattrFlags::empty())?;
+        }
+    }
+    let stat = rustix::fs::fstat(from)?;
+    rustix::fs::fchmod(to, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
+    rustix::fs::futimens(to, &times(&stat))
+}

@@ -1,0 +1,230 @@
+//! What a work tree differs in from a commit that the host knows, found without git: no hook, filter or setting of the tree is
+//! run or read, apart from its .gitignore files.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use forkyard_guest::protocol::{Answer, Fault, MAX_CHUNK, escape_name};
+use ignore::WalkBuilder;
+use rustix::fs::{FileType, OFlags};
+use sha1::{Digest, Sha1};
+
+use super::{FileError, Result, WORKSPACE, resolve};
+
+/// Deeper paths are not what repositories hold, and git itself struggles with them.
+const MAX_DEPTH: usize = 128;
+/// Deleted or skipped names in one answer; more of them means that the base is not this tree's.
+const MAX_NAMES: usize = 200_000;
+const MODE_FILE: u32 = 0o100644;
+const MODE_EXECUTABLE: u32 = 0o100755;
+const MODE_LINK: u32 = 0o120000;
+
+pub type Send<'a> = &'a mut dyn FnMut(Answer, &[u8]) -> Result<()>;
+
+/// Walks the files that are not ignored (tracked ones count even if ignored), in the order of their paths.
+pub fn run(
+    repo: Option<&str>,
+    base: &[u8],
+    max_bytes: u64,
+    max_files: u64,
+    send: Send<'_>,
+) -> Result<Answer> {
+    let root = resolve::absolute(repo.unwrap_or(WORKSPACE))?;
+    resolve::open(&root, OFlags::PATH | OFlags::DIRECTORY)?;
+    let base: Vec<(String, u32, String)> = if base.is_empty() {
+        Vec::new()
+    } else {
+        serde_json::from_slice(base).map_err(|e| FileError::new(Fault::Invalid, format!("base: {e}")))?
+    };
+    let mut unseen: BTreeMap<String, (u32, String)> =
+        base.into_iter().map(|(path, mode, oid)| (path, (mode, oid))).collect();
+    let mut budget = Budget { bytes: max_bytes, files: max_files };
+    let mut skipped = Vec::new();
+
+    for path in not_ignored(Path::new(&root), &mut skipped) {
+        let known = unseen.remove(&path);
+        one(&root, &path, known.as_ref(), &mut budget, &mut skipped, send)?;
+    }
+    // What is left was not met: deleted, or tracked in spite of an ignore rule.
+    let mut deleted = Vec::new();
+    for (path, known) in unseen {
+        match one(&root, &path, Some(&known), &mut budget, &mut skipped, send) {
+            Ok(()) => {}
+            Err(e) if e.kind == Fault::NotFound => deleted.push(path),
+            Err(e) => return Err(e),
+        }
+    }
+    if deleted.len() + skipped.len() > MAX_NAMES {
+        return Err(FileError::new(
+            Fault::TooLarge,
+            format!("more than {MAX_NAMES} paths were deleted or can't be kept"),
+        ));
+    }
+    Ok(Answer::Exported { deleted, skipped })
+}
+
+fn not_ignored(root: &Path, skipped: &mut Vec<String>) -> Vec<String> {
+    let mut paths = Vec::new();
+    let walk = WalkBuilder::new(root)
+        .hidden(false)
+        .parents(false)
+        .ignore(false)
+        .require_git(false)
+        .git_global(false)
+        .git_exclude(false) // .git is the sandbox's to write
+        .follow_links(false)
+        .max_depth(Some(MAX_DEPTH))
+        .filter_entry(|entry| !entry.file_name().as_encoded_bytes().eq_ignore_ascii_case(b".git"))
+        .build();
+    for entry in walk.flatten() {
+        let Ok(relative) = entry.path().strip_prefix(root) else { continue };
+        if relative.as_os_str().is_empty() || entry.file_type().is_none_or(|kind| kind.is_dir()) {
+            continue;
+        }
+        match relative.to_str().filter(|path| !path.contains('\\') || !path.contains("\\x")) {
+            Some(path) => paths.push(path.to_string()),
+            None => skipped.push(escape_name(relative.as_os_str().as_bytes())),
+        }
+    }
+    paths.sort_unstable();
+    paths
+}
+
+struct Budget {
+    bytes: u64,
+    files: u64,
+}
+
+impl Budget {
+    fn take(&mut self, path: &str, bytes: u64) -> Result<()> {
+        if self.files == 0 || self.bytes < bytes {
+            let message =
+                format!("the changes are too large: {path} ({bytes} bytes) passes the bound of the export");
+            return Err(FileError::new(Fault::TooLarge, message));
+        }
+        self.files -= 1;
+        self.bytes -= bytes;
+        Ok(())
+    }
+}
+
+/// Sends one file if it differs from what the base has.
+fn one(
+    root: &str,
+    path: &str,
+    known: Option<&(u32, String)>,
+    budget: &mut Budget,
+    skipped: &mut Vec<String>,
+    send: Send<'_>,
+) -> Result<()> {
+    let full = format!("{root}/{path}");
+    let found = match resolve::open(&full, OFlags::PATH | OFlags::NOFOLLOW) {
+        // A folder in the place of a file, or a file in the place of a folder: the old path is gone.
+        Err(e) if e.message.contains("Not a directory") => {
+            return Err(FileError::new(Fault::NotFound, e.message));
+        }
+        other => other?,
+    };
+    let stat = rustix::fs::fstat(&found).map_err(|e| FileError::errno(path, e))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Symlink => {
+            let target =
+                rustix::fs::readlinkat(&found, "", Vec::new()).map_err(|e| FileError::errno(path, e))?;
+            let data = target.as_bytes();
+            if known.is_none_or(|(mode, oid)| *mode != MODE_LINK || *oid != blob_id(data)) {
+                budget.take(path, data.len() as u64)?;
+                send(Answer::Changed { path: path.into(), mode: MODE_LINK, size: data.len() as u64 }, &[])?;
+                send_data(data, send)?;
+            }
+            Ok(())
+        }
+        FileType::RegularFile => {
+            let mode = if stat.st_mode & 0o100 != 0 { MODE_EXECUTABLE } else { MODE_FILE };
+            let size = u64::try_from(stat.st_size).unwrap_or(u64::MAX);
+            let file = match super::ops::open_regular(&full) {
+                Ok(file) => std::fs::File::from(file),
+                Err(e) if e.kind == Fault::Denied => {
+                    skipped.push(path.to_string());
+                    return Ok(());
+                }
+                Err(e) => return Err(e),
+            };
+            if let Some((known_mode, oid)) = known {
+                // Hashed in parts: a tracked file that did not change is never held in memory.
+                if *known_mode == mode && file_id(&file, size).is_some_and(|id| id == *oid) {
+                    return Ok(());
+                }
+            }
+            budget.take(path, size)?;
+            let mut data = Vec::new();
+            use std::os::unix::fs::FileExt;
+            data.resize(usize::try_from(size).unwrap_or(usize::MAX), 0);
+            let mut filled = 0;
+            while filled < data.len() {
+                match file.read_at(&mut data[filled..], filled as u64) {
+                    Ok(0) => break,
+                    Ok(n) => filled += n,
+                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(_) => break,
+                }
+            }
+            data.truncate(filled);
+            send(Answer::Changed { path: path.into(), mode, size: data.len() as u64 }, &[])?;
+            send_data(&data, send)
+        }
+        FileType::Directory if known.is_some() => Err(FileError::new(Fault::NotFound, path)),
+        _ => {
+            skipped.push(path.to_string());
+            Ok(())
+        }
+    }
+}
+
+fn send_data(data: &[u8], send: Send<'_>) -> Result<()> {
+    data.chunks(MAX_CHUNK).try_for_each(|part| send(Answer::Data, part))
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The name that git gives to these bytes.
+fn blob_id(data: &[u8]) -> String {
+    let mut hash = Sha1::new();
+    hash.update(format!("blob {}\0", data.len()));
+    hash.update(data);
+    hex(&hash.finalize())
+}
+
+/// The same for a file; None if its size is no longer `size`.
+fn file_id(mut file: &std::fs::File, size: u64) -> Option<String> {
+    let mut hash = Sha1::new();
+    hash.update(format!("blob {size}\0"));
+    let mut buffer = vec![0; 128 << 10];
+    let mut total = 0;
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => {
+                total += n as u64;
+                hash.update(&buffer[..n]);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+    (total == size).then(|| hex(&hash.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blobs_are_named_as_git_names_them() {
+        assert_eq!(blob_id(b""), "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391");
+        assert_eq!(blob_id(b"hello\n"), "ce013625030ba8dba906f756967f9e9ca394464a");
+    }
+}

@@ -1,0 +1,91 @@
+//! Files of the sandbox. Paths are resolved by the kernel inside the sandbox's root, and never through /proc's magic links,
+//! which would lead to what the guest itself has open.
+
+pub mod archive;
+mod copy;
+mod export;
+pub mod merge;
+mod ops;
+mod resolve;
+mod search;
+pub mod tree;
+pub mod write;
+
+use forkyard_guest::protocol::{Answer, Fault, Op};
+
+use crate::serve::Outbox;
+
+/// Where relative paths start.
+pub const WORKSPACE: &str = "/workspace";
+
+/// Why a request about files failed.
+#[derive(Debug)]
+pub struct FileError {
+    pub kind: Fault,
+    pub message: String,
+}
+
+pub type Result<T> = std::result::Result<T, FileError>;
+
+impl FileError {
+    pub fn new(kind: Fault, message: impl Into<String>) -> FileError {
+        FileError { kind, message: message.into() }
+    }
+
+    pub fn errno(path: &str, errno: rustix::io::Errno) -> FileError {
+        use rustix::io::Errno;
+        let kind = match errno {
+            Errno::NOENT => Fault::NotFound,
+            Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::XDEV | Errno::TXTBSY => Fault::Denied,
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG => Fault::TooLarge,
+            Errno::IO | Errno::NOMEM | Errno::MFILE | Errno::NFILE => Fault::Unavailable,
+            _ => Fault::Invalid,
+        };
+        FileError { kind, message: format!("{path}: {}", std::io::Error::from(errno)) }
+    }
+}
+
+/// Whether a request changes files: those wait while a snapshot is taken.
+pub fn changes_files(op: &Op) -> bool {
+    matches!(op, Op::Write { .. } | Op::WriteBegin { .. } | Op::Remove { .. } | Op::MakeDir { .. })
+}
+
+/// Answers one request about files; runs in a thread of its own.
+pub fn answer(seq: u32, op: Op, body: &[u8], out: &Outbox) {
+    let done = |()| Answer::Done;
+    let result = match op {
+        Op::Read { path, offset, max } => ops::read(&path, offset, max, |part| {
+            out.send(seq, Answer::Data, part)
+                .map_err(|_| FileError::new(Fault::Unavailable, "the reader is gone"))
+        })
+        .map(done),
+        Op::Write { path, mode } => write::whole(&path, body, mode).map(done),
+        Op::Stat { path } => ops::stat(&path).map(|info| Answer::Stat { info }),
+        Op::List { path } => ops::list(&path, |entries| {
+            let _ = out.send(seq, Answer::Entries { entries }, &[]);
+        })
+        .map(done),
+        Op::Remove { path, recursive } => ops::remove(&path, recursive).map(done),
+        Op::MakeDir { path } => ops::make_dir(&path).map(done),
+        Op::Glob { pattern, path, max } => search::glob(&pattern, path.as_deref(), max, |names| {
+            let _ = out.send(seq, Answer::Names { names }, &[]);
+        })
+        .map(done),
+        Op::Grep { pattern, path, glob, ignore_case, max } => {
+            let query = search::Grep { pattern, path, glob, ignore_case, max };
+            search::grep(&query, |matches, truncated| {
+                let _ = out.send(seq, Answer::Matches { matches, truncated }, &[]);
+            })
+            .map(done)
+        }
+        Op::GitExport { repo, max_bytes, max_files } => {
+            export::run(repo.as_deref(), body, max_bytes, max_files, &mut |answer, data| {
+                out.send(seq, answer, data)
+                    .map_err(|_| FileError::new(Fault::Unavailable, "the reader is gone"))
+            })
+        }
+        other => Err(FileError::new(Fault::Invalid, format!("not a request about files: {other:?}"))),
+    };
+    let last = result.unwrap_or_else(|e| Answer::Error { kind: e.kind, message: e.message });
+    let _ = out.send(seq, last, &[]);
+}

@@ -1,0 +1,174 @@
+//! Whole trees: remove, measure, copy. One descriptor is open at a time however deep a tree is, and no symlink is followed:
+//! what a sandbox built is walked, not trusted.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::io::{Errno, Result as IoResult};
+
+pub use super::copy::copy;
+use crate::sys::{Result, Step};
+
+pub const OPEN_DIR: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NONBLOCK);
+
+/// What is done at each place of a walk.
+pub trait Visitor {
+    /// Anything that is not a directory.
+    fn file(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()>;
+    /// A directory, before its entries.
+    fn enter(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()>;
+    /// The same, after its entries.
+    fn leave(&mut self, parent: BorrowedFd<'_>, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()>;
+}
+
+struct Level {
+    name: CString,
+    /// Who it was when it was entered: going up must lead back there.
+    identity: (u64, u64),
+    subdirs: Vec<CString>,
+}
+
+fn identity(dir: BorrowedFd<'_>) -> IoResult<(u64, u64)> {
+    let stat = rustix::fs::fstat(dir)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+/// Visits the files of `dir`; returns its directories.
+fn visit_entries(dir: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> IoResult<Vec<CString>> {
+    let mut subdirs = Vec::new();
+    for entry in Dir::read_from(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let kind = match entry.file_type() {
+            FileType::Unknown => match rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+                Err(Errno::NOENT) => continue,
+                Err(e) => return Err(e),
+            },
+            known => known,
+        };
+        if kind == FileType::Directory {
+            subdirs.push(name.to_owned());
+        } else {
+            match visitor.file(dir, name) {
+                Ok(()) | Err(Errno::NOENT) => {} // gone since it was listed
+                Err(e) => return Err(e),
+            }
+        }
+    }
+    Ok(subdirs)
+}
+
+/// Walks everything below `root`, not `root` itself.
+pub fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> IoResult<()> {
+    let mut at: OwnedFd = rustix::fs::openat(root, ".", OPEN_DIR, Mode::empty())?;
+    let subdirs = visit_entries(at.as_fd(), visitor)?;
+    let mut levels = vec![Level { name: CString::default(), identity: identity(at.as_fd())?, subdirs }];
+    while let Some(level) = levels.last_mut() {
+        if let Some(name) = level.subdirs.pop() {
+            let below = match rustix::fs::openat(at.as_fd(), &name, OPEN_DIR, Mode::empty()) {
+                Ok(below) => below,
+                Err(Errno::NOENT) => continue,
+                Err(e) => return Err(e),
+            };
+            visitor.enter(below.as_fd(), &name)?;
+            let subdirs = visit_entries(below.as_fd(), visitor)?;
+            levels.push(Level { name, identity: identity(below.as_fd())?, subdirs });
+            at = below;
+        } else if let Some(done) = levels.pop() {
+            let Some(parent) = levels.last() else { return Ok(()) };
+            let up = rustix::fs::openat(at.as_fd(), "..", OPEN_DIR, Mode::empty())?;
+            if identity(up.as_fd())? != parent.identity {
+                return Err(Errno::STALE); // moved under our feet
+            }
+            visitor.leave(up.as_fd(), at.as_fd(), &done.name)?;
+            at = up;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Size {
+    pub bytes: u64,
+    pub entries: u64,
+}
+
+/// The kernel counts blocks of this size whatever the file system's own.
+const BLOCK: u64 = 512;
+
+struct Measure(Size);
+
+impl Measure {
+    fn add(&mut self, stat: &rustix::fs::Stat) {
+        self.0.bytes += stat.st_blocks as u64 * BLOCK;
+        self.0.entries += 1;
+    }
+}
+
+impl Visitor for Measure {
+    fn file(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()> {
+        self.add(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
+        Ok(())
+    }
+    fn enter(&mut self, dir: BorrowedFd<'_>, _: &CStr) -> IoResult<()> {
+        self.add(&rustix::fs::fstat(dir)?);
+        Ok(())
+    }
+    fn leave(&mut self, _: BorrowedFd<'_>, _: BorrowedFd<'_>, _: &CStr) -> IoResult<()> {
+        Ok(())
+    }
+}
+
+pub fn measure_at(dir: BorrowedFd<'_>) -> Result<Size> {
+    let mut measure = Measure(Size::default());
+    walk(dir, &mut measure).step("measure")?;
+    Ok(measure.0)
+}
+
+pub fn measure(path: &str) -> Result<Size> {
+    let dir = rustix::fs::open(path, OPEN_DIR, Mode::empty()).step("measure")?;
+    measure_at(dir.as_fd())
+}
+
+struct Remove;
+
+impl Visitor for Remove {
+    fn file(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()> {
+        rustix::fs::unlinkat(dir, name, AtFlags::empty())
+    }
+    fn enter(&mut self, _: BorrowedFd<'_>, _: &CStr) -> IoResult<()> {
+        Ok(())
+    }
+    fn leave(&mut self, parent: BorrowedFd<'_>, _: BorrowedFd<'_>, name: &CStr) -> IoResult<()> {
+        match rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR) {
+            Err(Errno::NOENT) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// Removes a directory with all it holds; Ok if it is gone.
+pub fn remove_at(dir: BorrowedFd<'_>, name: &str) -> Result<()> {
+    let target = match rustix::fs::openat(dir, name, OPEN_DIR, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
+        other => other.step("remove")?,
+    };
+    walk(target.as_fd(), &mut Remove).step("remove")?;
+    match rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR) {
+        Err(Errno::NOENT) => Ok(()),
+        other => other.step("remove"),
+    }
+}
+
+pub fn remove(path: &str) -> Result<()> {
+    remove_at(CWD, path)
+}

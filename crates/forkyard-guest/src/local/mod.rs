@@ -1,0 +1,165 @@
+//! The zygote: one process with one thread, started once with an empty environment, so that no secret of its parent is in the
+//! memory that sandboxes inherit. It lives in a user and mount namespace of its own with a small root (`/skel`, `/bind`,
+//! `/dev`, `/proc`, `/state`, `/new`), which makes a clone cheap however many mounts the host has.
+
+mod setup;
+mod skeleton;
+mod work;
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::process::ExitCode;
+
+use forkyard_guest::zygote::{Answer, Ask, MAX_MESSAGE, Start};
+use rustix::mount::MountAttrFlags;
+
+use crate::sys::mount::{attach, clone_tree, make_all_private, new_fs, pivot_here, set_attributes};
+use crate::sys::process::{
+    Cloned, become_id, clone_with, exit_now, ignore_children, map_id, set_dumpable, unshare,
+};
+use crate::sys::{Failure, Result, Step, seccomp, socket};
+
+/// Where the parent put the command socket.
+const COMMANDS: RawFd = 3;
+/// The new root is built on this directory, because every machine has it; what it hides was cloned before.
+const BUILD_AT: &str = "/usr";
+
+pub fn run() -> ExitCode {
+    // SAFETY: the parent put the command socket there and nobody else in this process knows of it.
+    let commands = unsafe { OwnedFd::from_raw_fd(COMMANDS) };
+    ignore_children();
+    let _ = rustix::process::setsid();
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
+    let mut buffer = vec![0; MAX_MESSAGE];
+    let entered = match receive::<Start>(commands.as_fd(), &mut buffer) {
+        Some((start, _)) => enter(&start).map(|binds| (start, binds)),
+        None => return ExitCode::FAILURE,
+    };
+    let binds = match entered {
+        Ok((_, binds)) => binds,
+        Err(Failure { step, errno }) => {
+            reply(commands.as_fd(), &Answer::Failed { step, errno }, &[]);
+            return ExitCode::FAILURE;
+        }
+    };
+    let filter = seccomp::program();
+    reply(commands.as_fd(), &Answer::Up, &[]);
+    while let Some((ask, fds)) = receive::<Ask>(commands.as_fd(), &mut buffer) {
+        let namespaces = match &ask {
+            Ask::Sandbox(_) => {
+                // The net and cgroup namespaces are made by the child: in parallel with others, and after it joined its cgroups.
+                libc::CLONE_NEWUSER
+                    | libc::CLONE_NEWNS
+                    | libc::CLONE_NEWPID
+                    | libc::CLONE_NEWIPC
+                    | libc::CLONE_NEWUTS
+            }
+            Ask::Restack { .. } | Ask::Work(_) => 0,
+        };
+        // SAFETY: the zygote never starts a thread.
+        match unsafe { clone_with(namespaces) } {
+            Ok(Cloned::Child) => {
+                drop(commands);
+                match ask {
+                    Ask::Sandbox(ask) => setup::sandbox(*ask, fds, &binds, &filter),
+                    Ask::Restack { root } => setup::restack(&root, fds, &binds),
+                    Ask::Work(work) => work::run(work, fds),
+                }
+                exit_now(0)
+            }
+            Ok(Cloned::Parent { pid, pidfd }) => {
+                reply(commands.as_fd(), &Answer::Cloned { pid }, &[pidfd.as_fd()]);
+            }
+            Err(e) => {
+                let failed = Answer::Failed { step: "clone".into(), errno: e.raw_os_error() };
+                reply(commands.as_fd(), &failed, &[]);
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn receive<T: serde::de::DeserializeOwned>(
+    from: BorrowedFd<'_>,
+    buffer: &mut [u8],
+) -> Option<(T, Vec<OwnedFd>)> {
+    let (n, fds) = socket::receive(from, buffer).ok().filter(|(n, _)| *n > 0)?;
+    Some((serde_json::from_slice(&buffer[..n]).ok()?, fds))
+}
+
+/// A peer that is gone needs no answer.
+fn reply<T: serde::Serialize>(to: BorrowedFd<'_>, message: &T, fds: &[BorrowedFd<'_>]) {
+    let text = serde_json::to_vec(message).expect("messages have string keys and no failing parts");
+    let _ = socket::send(to, &text, fds);
+}
+
+/// A host tree at `/bind/<index>` of the zygote, for `path` of a sandbox.
+struct BoundTree {
+    path: String,
+    at: String,
+}
+
+/// Goes into the namespaces and the small root. Returns the trees that sandboxes see.
+fn enter(start: &Start) -> Result<Vec<BoundTree>> {
+    // As root, trees are cloned while their paths can still be walked: a toolchain may lie in a private home.
+    let root = rustix::process::geteuid().is_root();
+    let early = |path: &str, recursive| if root { clone_tree(path, recursive).ok() } else { None };
+    let mut trees: Vec<(String, Option<OwnedFd>)> =
+        start.binds.iter().map(|b| (b.path.clone(), early(&b.path, true))).collect();
+    let state = early(&start.state, false);
+    let files = skeleton::read_files(start)?;
+    if root {
+        become_id(start.become_id.ok_or(Failure { step: "id".into(), errno: libc::EINVAL })?)
+            .step("setuid")?;
+        set_dumpable(true).step("dumpable")?; // setuid cleared it; /proc/self/uid_map must be ours
+    }
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS).step("user namespace")?;
+    map_id(0, uid, gid).step("id map")?;
+    make_all_private().step("private mounts")?;
+    let late = |tree: Option<OwnedFd>, path: &str, recursive| match tree {
+        Some(tree) => Ok(tree),
+        None => clone_tree(path, recursive),
+    };
+    let state = late(state, &start.state, false).step("state folder")?;
+    let proc = clone_tree("/proc", true).step("proc")?;
+    for (path, tree) in &mut trees {
+        *tree = late(tree.take(), path, true).ok(); // gone since it was detected: not there for anybody
+    }
+    let tmpfs = |size| {
+        new_fs("tmpfs", &[("mode", Some("755")), ("size", Some(size))], MountAttrFlags::MOUNT_ATTR_NOSUID)
+    };
+    let dev = tmpfs("64k").step("dev")?;
+    let base = tmpfs("64m").step("tmpfs")?;
+    attach(base, BUILD_AT).step("tmpfs")?;
+    let at = |name: &str| format!("{BUILD_AT}/{name}");
+    for dir in ["skel", "bind", "proc", "dev", "state", "new"] {
+        std::fs::create_dir(at(dir)).step(dir)?;
+    }
+    attach(proc, &at("proc")).step("proc")?; // a fully visible /proc must stay, or no new one may be mounted
+    attach(state, &at("state")).step("state folder")?;
+    attach(dev, &at("dev")).step("dev")?;
+    skeleton::build_dev(&at("dev"))?;
+    skeleton::build(&at("skel"), &files)?;
+    let mut bound = Vec::new();
+    let read_only = MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV;
+    for (index, (path, tree)) in trees.into_iter().enumerate() {
+        let Some(tree) = tree else { continue };
+        let here = at(&format!("bind/{index}"));
+        skeleton::mount_point(&at("skel"), &path)?;
+        std::fs::create_dir(&here).step("bind")?;
+        set_attributes(tree.as_fd(), read_only, true).step("read-only bind")?;
+        attach(tree, &here).step("bind")?;
+        bound.push(BoundTree { path, at: format!("/bind/{index}") });
+    }
+    rustix::process::chdir(BUILD_AT).step("chdir")?;
+    pivot_here().step("pivot_root")?;
+    Ok(bound)
+}
+
+/// Keeps only the descriptors that are named, besides stdio.
+fn keep_only(fds: &[&OwnedFd]) {
+    let keep: Vec<RawFd> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
+    crate::sys::process::close_all_but(3, &keep);
+}

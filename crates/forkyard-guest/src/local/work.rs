@@ -1,0 +1,52 @@
+//! Work on the files of sandboxes in a fork of the zygote: it owns them, and has rights over whatever modes they were given,
+//! but over nothing else of the host.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use forkyard_guest::zygote::{Work, WorkResult};
+
+use super::reply;
+use crate::files::archive::{self, Refusal};
+use crate::files::{merge, tree};
+use crate::sys::Failure;
+
+pub fn run(work: Work, fds: Vec<OwnedFd>) {
+    let mut fds = fds.into_iter();
+    let Some(result) = fds.next() else { return };
+    let at = |path: &str| format!("/state/{path}");
+    let outcome = match work {
+        Work::Remove { path } => tree::remove(&at(&path)).map(|()| WorkResult::Done { bytes: 0, entries: 0 }),
+        Work::Measure { path } => tree::measure(&at(&path)).map(done),
+        Work::Copy { from, to, limit_ms } => match tree::copy(&at(&from), &at(&to), Some(limit_ms)) {
+            Ok(Some(size)) => Ok(done(size)),
+            Ok(None) => Ok(WorkResult::TimedOut),
+            Err(e) => Err(e),
+        },
+        Work::Merge { layers, to } => {
+            let layers: Vec<String> = layers.iter().map(|layer| at(layer)).collect();
+            merge::merge(&layers, &at(&to)).map(done)
+        }
+        Work::Pack { layer } => match fds.next() {
+            Some(archive) => archive::pack(&at(&layer), archive).map(done),
+            None => Err(missing()),
+        },
+        Work::Unpack { layer, limits } => match fds.next() {
+            Some(from) => match archive::unpack(from, &at(&layer), limits) {
+                Ok(size) => Ok(done(size)),
+                Err(Refusal::Broken(reason)) => Ok(WorkResult::Refused { reason }),
+                Err(Refusal::Failed(failure)) => Err(failure),
+            },
+            None => Err(missing()),
+        },
+    };
+    let outcome = outcome.unwrap_or_else(|Failure { step, errno }| WorkResult::Failed { step, errno });
+    reply(result.as_fd(), &outcome, &[]);
+}
+
+fn done(size: tree::Size) -> WorkResult {
+    WorkResult::Done { bytes: size.bytes, entries: size.entries }
+}
+
+fn missing() -> Failure {
+    Failure { step: "descriptor of the archive".into(), errno: libc::EBADF }
+}

@@ -1,0 +1,26 @@
+//! Forkyard's program inside a sandbox.
+//!
+//! - `forkyard-guest zygote`: what local sandboxes are cloned from; its command socket is descriptor 3. A clone sets up its
+//!   namespaces, gives everything up and serves as pid 1.
+//! - `forkyard-guest serve SOCKET`: pid 1 of a container; configuration comes from the environment variable `FORKYARD_GUEST`.
+//! - `forkyard-guest connect SOCKET`: carries the protocol between its own stdio and the socket of `serve`.
+
+mod files;
+mod local;
+mod relay;
+mod serve;
+mod sys;
+
+fn main() -> std::process::ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.get(1..).unwrap_or_default() {
+        ["zygote"] => local::run(),
+        ["serve", socket] => serve::container(socket),
+        ["connect", socket] => relay::run(socket),
+        _ => {
+            eprintln!("usage: forkyard-guest zygote | serve SOCKET | connect SOCKET");
+            std::process::ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The guest at work: one event loop for connections and commands, a thread for each question about files.
+
+mod commands;
+mod conn;
+mod job;
+mod outbox;
+mod procs;
+mod server;
+mod spawn;
+mod spool;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+
+use forkyard_guest::zygote::Watch;
+use serde::Deserialize;
+
+pub use outbox::Outbox;
+
+/// What a guest needs to know. In a local sandbox the zygote fills it in.
+pub struct Config {
+    pub env: BTreeMap<String, String>,
+    /// The sandbox ends by itself after this.
+    pub lifetime_ms: u64,
+    pub attempt: u32,
+    /// Without one, whoever can reach the socket is an owner.
+    pub token: Option<String>,
+    /// Most processes of the user, for the commands.
+    pub processes: u32,
+    pub layer: Option<String>,
+    pub watch: Watch,
+    pub control: Option<OwnedFd>,
+    pub listener: Option<OwnedFd>,
+    pub proxy: Option<OwnedFd>,
+    /// A directory outside of what commands see.
+    pub spool: Option<OwnedFd>,
+    pub upper: Option<OwnedFd>,
+    pub oom_events: Option<OwnedFd>,
+    pub landlock: bool,
+}
+
+/// Serves until the deadline or until it is told to end. Ending pid 1 ends every process of the sandbox.
+pub fn run(config: Config) -> ! {
+    let code = match server::Server::new(config) {
+        Ok(mut server) => server.run(),
+        Err(_) => 1,
+    };
+    crate::sys::process::exit_now(code)
+}
+
+/// What a container's guest finds in `FORKYARD_GUEST`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ContainerConfig {
+    token: String,
+    lifetime_ms: u64,
+    attempt: u32,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    #[serde(default)]
+    proxy_port: Option<u16>,
+    processes: u32,
+}
+
+/// Pid 1 of a container. Commands run as the same user, so that the guest is closed to them and owners show a token.
+pub fn container(socket: &str) -> ExitCode {
+    let fail = |what: String| {
+        eprintln!("forkyard-guest: {what}");
+        ExitCode::FAILURE
+    };
+    let config =
+        match std::env::var("FORKYARD_GUEST").map(|text| serde_json::from_str::<ContainerConfig>(&text)) {
+            Ok(Ok(config)) => config,
+            Ok(Err(e)) => return fail(format!("FORKYARD_GUEST: {e}")),
+            Err(_) => return fail("FORKYARD_GUEST is not set".into()),
+        };
+    if let Err(e) = crate::sys::process::set_dumpable(false) {
+        return fail(format!("can't close itself to the commands: {e}"));
+    }
+    let _ = std::fs::remove_file(socket);
+    let listener = match std::os::unix::net::UnixListener::bind(socket) {
+        Ok(listener) => listener,
+        Err(e) => return fail(format!("{socket}: {e}")),
+    };
+    let proxy = match config.proxy_port.map(crate::sys::socket::listen_loopback).transpose() {
+        Ok(proxy) => proxy,
+        Err(e) => return fail(format!("proxy socket: {e}")),
+    };
+    run(Config {
+        env: config.env,
+        lifetime_ms: config.lifetime_ms,
+        attempt: config.attempt,
+        token: Some(config.token),
+        processes: config.processes,
+        layer: None,
+        watch: Watch::default(),
+        control: None,
+        listener: Some(listener.into()),
+        proxy,
+        spool: None,
+        upper: None,
+        oom_events: None,
+        landlock: false,
+    })
+}

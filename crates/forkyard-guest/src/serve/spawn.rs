@@ -1,0 +1,203 @@
+//! Starting a command: a clone that shares our memory until it execs, so that its cost does not depend on our size.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use crate::sys::landlock;
+
+/// Room for the few frames between clone and exec.
+const STACK_SIZE: usize = 64 << 10;
+const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
+/// Soft and hard bound on open files of a command: many tools raise the soft one to the hard one and then loop over it.
+const OPEN_FILES: libc::rlimit = libc::rlimit { rlim_cur: 65_536, rlim_max: 65_536 };
+const CORE_FILES: libc::rlimit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+
+/// Where it failed; the caller words it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Arguments,
+    Clone,
+    Setup,
+    Directory,
+    Landlock,
+    Exec,
+}
+
+#[derive(Debug)]
+pub struct SpawnError {
+    pub stage: Stage,
+    pub errno: i32,
+}
+
+pub struct Command<'a> {
+    pub argv: &'a [String],
+    pub env: &'a BTreeMap<String, String>,
+    pub cwd: &'a str,
+    pub stdio: [RawFd; 3],
+    /// stdin is a terminal that becomes the controlling one.
+    pub terminal: bool,
+    pub processes: u32,
+    pub landlock: Option<RawFd>,
+}
+
+/// All that the child needs, laid out before it exists: it must not allocate.
+struct Plan {
+    programs: Vec<CString>,
+    argv: Vec<*const c_char>,
+    env: Vec<*const c_char>,
+    cwd: CString,
+    stdio: [RawFd; 3],
+    terminal: bool,
+    processes: libc::rlimit,
+    landlock: RawFd,
+    failed: Option<(Stage, i32)>,
+}
+
+pub struct Spawner {
+    stack: Vec<u128>,
+}
+
+fn errno() -> i32 {
+    // SAFETY: the location is always valid for the calling thread.
+    unsafe { *libc::__errno_location() }
+}
+
+impl Spawner {
+    pub fn new() -> Spawner {
+        Spawner { stack: vec![0; STACK_SIZE / size_of::<u128>()] }
+    }
+
+    /// Returns the pid once the program runs (or has failed to).
+    pub fn spawn(&mut self, command: &Command<'_>) -> Result<i32, SpawnError> {
+        let bad = |_| SpawnError { stage: Stage::Arguments, errno: libc::EINVAL };
+        let text = |s: &str| CString::new(s).map_err(bad);
+        let argv: Vec<CString> = command.argv.iter().map(|a| text(a)).collect::<Result<_, _>>()?;
+        let env: Vec<CString> =
+            command.env.iter().map(|(k, v)| text(&format!("{k}={v}"))).collect::<Result<_, _>>()?;
+        let program = command.argv.first().filter(|p| !p.is_empty());
+        let program = program.ok_or(SpawnError { stage: Stage::Arguments, errno: libc::EINVAL })?;
+        let programs = if program.contains('/') {
+            vec![text(program)?]
+        } else {
+            let path = command.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
+            let dirs = path.split(':').filter(|dir| !dir.is_empty());
+            dirs.map(|dir| text(&format!("{dir}/{program}"))).collect::<Result<_, _>>()?
+        };
+        let pointers =
+            |list: &[CString]| list.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>();
+        let processes = libc::rlim_t::from(command.processes);
+        let mut plan = Plan {
+            programs,
+            argv: pointers(&argv),
+            env: pointers(&env),
+            cwd: text(command.cwd)?,
+            stdio: command.stdio,
+            terminal: command.terminal,
+            processes: libc::rlimit { rlim_cur: processes, rlim_max: processes },
+            landlock: command.landlock.unwrap_or(-1),
+            failed: None,
+        };
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        // SAFETY: CLONE_VFORK keeps this thread (and thus `plan` and the stack) in place until the child has exec'd or ended;
+        // the stack pointer is the aligned end of memory that we own; the child only makes system calls.
+        let pid = unsafe {
+            let top = self.stack.as_mut_ptr().add(self.stack.len());
+            libc::clone(child, top.cast::<c_void>(), flags, (&raw mut plan).cast::<c_void>())
+        };
+        if pid < 0 {
+            return Err(SpawnError { stage: Stage::Clone, errno: errno() });
+        }
+        match plan.failed {
+            Some((stage, errno)) => Err(SpawnError { stage, errno }),
+            None => Ok(pid),
+        }
+    }
+}
+
+/// Between clone and exec: system calls only, no allocation, no unwinding.
+extern "C" fn child(plan: *mut c_void) -> c_int {
+    // SAFETY: `spawn` passes a Plan that it does not touch until this process has exec'd or ended.
+    let plan = unsafe { &mut *plan.cast::<Plan>() };
+    let stage = run_child(plan);
+    plan.failed = Some((stage, errno()));
+    crate::sys::process::exit_now(127)
+}
+
+fn run_child(plan: &Plan) -> Stage {
+    // SAFETY: plain system calls on values and on memory of `plan`; signal dispositions are the child's own copy, because
+    // CLONE_SIGHAND is not set.
+    unsafe {
+        libc::setsid();
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        for (to, from) in plan.stdio.iter().enumerate() {
+            if libc::dup2(*from, to as c_int) < 0 {
+                return Stage::Setup;
+            }
+        }
+        if plan.terminal && libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
+            return Stage::Setup;
+        }
+        // It reaps its own orphans: whoever forks twice stays below it, where kill_tree finds them.
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        if libc::setrlimit(libc::RLIMIT_NPROC, &plan.processes) < 0 {
+            return Stage::Setup;
+        }
+        // Lower bounds that are already there stay.
+        libc::setrlimit(libc::RLIMIT_NOFILE, &OPEN_FILES);
+        libc::setrlimit(libc::RLIMIT_CORE, &CORE_FILES);
+        if libc::chdir(plan.cwd.as_ptr()) < 0 {
+            return Stage::Directory;
+        }
+        if plan.landlock >= 0 && !landlock::restrict_self(plan.landlock) {
+            return Stage::Landlock;
+        }
+        let mut found_but_denied = false;
+        for program in &plan.programs {
+            libc::execve(program.as_ptr(), plan.argv.as_ptr(), plan.env.as_ptr());
+            match errno() {
+                libc::ENOENT | libc::ENOTDIR => {}
+                libc::EACCES => found_but_denied = true,
+                _ => return Stage::Exec,
+            }
+        }
+        if found_but_denied {
+            *libc::__errno_location() = libc::EACCES;
+        }
+        Stage::Exec
+    }
+}
+
+/// A pair of descriptors for a command's stream: ours (non-blocking), theirs.
+pub fn output_pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&read, true)?;
+    Ok((read, write))
+}
+
+pub fn input_pipe() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    rustix::io::ioctl_fionbio(&write, true)?;
+    Ok((write, read))
+}
+
+/// A terminal: ours (non-blocking), theirs.
+pub fn terminal(cols: u16, rows: u16) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+    let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    unlockpt(&master)?;
+    let slave = ioctl_tiocgptpeer(&master, OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    resize(&master, cols, rows)?;
+    rustix::io::ioctl_fionbio(&master, true)?;
+    Ok((master, slave))
+}
+
+pub fn resize(master: &OwnedFd, cols: u16, rows: u16) -> rustix::io::Result<()> {
+    let size = libc::winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: TIOCSWINSZ reads one winsize, which lives across the call.
+    let result = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
+    crate::sys::check(result as libc::c_long).map(drop)
+}

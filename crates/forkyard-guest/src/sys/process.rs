@@ -1,0 +1,137 @@
+//! Clones, ids, capabilities, signals.
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::Result;
+
+use super::check;
+
+/// Which side of a clone this is.
+pub enum Cloned {
+    Child,
+    Parent { pid: i32, pidfd: OwnedFd },
+}
+
+/// fork with namespaces (`CLONE_NEW*`).
+///
+/// # Safety
+/// Only for a process with one thread: locks that another thread held would stay locked in the child for ever.
+pub unsafe fn clone_with(namespaces: libc::c_int) -> Result<Cloned> {
+    let mut pidfd: RawFd = -1;
+    // SAFETY: an all-zero clone_args is valid.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = namespaces as u64 | libc::CLONE_PIDFD as u64;
+    args.pidfd = &raw mut pidfd as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    // SAFETY: no stack is given, so this is a fork; `args` and `pidfd` outlive the call; the caller has one thread.
+    let pid =
+        check(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) })?;
+    if pid == 0 {
+        return Ok(Cloned::Child);
+    }
+    // SAFETY: the kernel has just put a new descriptor there.
+    Ok(Cloned::Parent { pid: pid as i32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } })
+}
+
+/// Enters new namespaces (`CLONE_NEW*`).
+pub fn unshare(namespaces: libc::c_int) -> Result<()> {
+    // SAFETY: only namespace flags are passed, never CLONE_FILES or CLONE_VM, so no memory is affected.
+    check(unsafe { libc::unshare(namespaces) } as libc::c_long).map(drop)
+}
+
+/// Maps one id of the namespace outside to `inside` in this new user namespace.
+pub fn map_id(inside: u32, uid: u32, gid: u32) -> std::io::Result<()> {
+    // An ordinary user may write gid_map only after giving up setgroups.
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/uid_map", format!("{inside} {uid} 1"))?;
+    std::fs::write("/proc/self/gid_map", format!("{inside} {gid} 1"))
+}
+
+/// Root becomes `id` for good, with no other group.
+pub fn become_id(id: u32) -> Result<()> {
+    use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+    let (uid, gid) = (rustix::fs::Uid::from_raw(id), rustix::fs::Gid::from_raw(id));
+    set_thread_groups(&[])?;
+    set_thread_res_gid(gid, gid, gid)?;
+    set_thread_res_uid(uid, uid, uid)
+}
+
+/// Whether others of the same user may look into this process (`/proc/PID/{mem,fd,environ,root,exe}`, ptrace, pidfd_getfd).
+pub fn set_dumpable(dumpable: bool) -> Result<()> {
+    // SAFETY: PR_SET_DUMPABLE takes one integer and touches no memory of ours.
+    check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, dumpable as libc::c_ulong, 0, 0, 0) } as libc::c_long)
+        .map(drop)
+}
+
+/// No capability, now or after any exec. What stays permitted (not effective) is the right to read one's own files whatever
+/// their modes: the disk watch raises it in its own thread. Exec by a user who is not root drops it.
+pub fn drop_capabilities() -> Result<()> {
+    rustix::thread::set_no_new_privs(true)?;
+    for capability in 0..64 {
+        // SAFETY: PR_CAPBSET_DROP takes one integer and touches no memory of ours.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability as libc::c_ulong, 0, 0, 0) } < 0 {
+            break;
+        }
+    }
+    set_capabilities(false)
+}
+
+/// The right to read one's own files whatever their modes, for this thread.
+pub fn set_capabilities(read_all: bool) -> Result<()> {
+    use rustix::thread::{CapabilitySet, CapabilitySets};
+    let read = CapabilitySet::DAC_READ_SEARCH;
+    rustix::thread::set_capabilities(
+        None,
+        CapabilitySets {
+            effective: if read_all { read } else { CapabilitySet::empty() },
+            permitted: read,
+            inheritable: CapabilitySet::empty(),
+        },
+    )
+}
+
+/// A descriptor that is readable when children have ended; the signal itself is blocked.
+pub fn child_signals() -> Result<OwnedFd> {
+    // SAFETY: the set is initialised by sigemptyset before use; signalfd makes a new descriptor that only we own.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGCHLD);
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        let fd = check(libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) as libc::c_long)?;
+        Ok(OwnedFd::from_raw_fd(fd as RawFd))
+    }
+}
+
+/// Children are reaped by the kernel.
+pub fn ignore_children() {
+    // SAFETY: SIG_IGN installs no handler.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+}
+
+/// Sends a signal to a process, or to a group if `pid` is negative.
+pub fn kill(pid: i32, signal: i32) -> Result<()> {
+    // SAFETY: kill touches no memory of ours.
+    check(unsafe { libc::kill(pid, signal) } as libc::c_long).map(drop)
+}
+
+/// Ends this process at once: no destructors, no flushing of what the parent had buffered.
+pub fn exit_now(code: i32) -> ! {
+    // SAFETY: _exit does not return and runs nothing.
+    unsafe { libc::_exit(code) }
+}
+
+/// Closes every descriptor from `first` up that is not in `keep`.
+pub fn close_all_but(first: RawFd, keep: &[RawFd]) {
+    let mut keep: Vec<RawFd> = keep.iter().copied().filter(|fd| *fd >= first).collect();
+    keep.sort_unstable();
+    let mut from = first as libc::c_uint;
+    for fd in keep.iter().map(|fd| *fd as libc::c_uint).chain([libc::c_uint::MAX]) {
+        if fd > from {
+            // SAFETY: nobody in this process uses the closed descriptors: the callers keep all that they own.
+            unsafe { libc::syscall(libc::SYS_close_range, from, fd.saturating_sub(1), 0) };
+        }
+        from = fd.saturating_add(1);
+    }
+}

@@ -1,0 +1,280 @@
+//! The host's side of the guest's protocol, over any byte stream. Every provider's `Sandbox` stands on it.
+
+mod exec;
+mod files;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bytes::{Bytes, BytesMut};
+use forkyard_core::Attempt;
+use forkyard_guest::protocol::{
+    Answer, Fault, MAX_FRAME_TO_HOST, OUTPUT_WINDOW, Op, PREFIX, Reply, Request, VERSION, decode_prefix,
+    encode,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+use crate::{ErrorKind, Result, SandboxError};
+
+/// Frames that wait to be written; writers beyond it wait too.
+const WRITE_QUEUE: usize = 32;
+/// Frames of one request that wait to be taken: the window of output and the few that need no credit.
+const ANSWER_QUEUE: usize = OUTPUT_WINDOW as usize + 8;
+/// The number under which a guest says why it ends a connection.
+const FAREWELL: u32 = 0;
+
+type Frame = (Answer, Bytes);
+
+/// A connection to a guest. Clones share it.
+#[derive(Clone)]
+pub struct GuestClient {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    frames: mpsc::Sender<Vec<u8>>,
+    pending: Mutex<Pending>,
+    next: AtomicU32,
+}
+
+#[derive(Default)]
+struct Pending {
+    answers: HashMap<u32, mpsc::Sender<Frame>>,
+    /// Set when the connection is over.
+    ended: Option<SandboxError>,
+}
+
+fn lost() -> SandboxError {
+    SandboxError::new(ErrorKind::Unavailable, "the connection to the sandbox was lost")
+}
+
+fn from_fault(kind: Fault, message: String) -> SandboxError {
+    let kind = match kind {
+        Fault::Invalid => ErrorKind::Invalid,
+        Fault::NotFound => ErrorKind::NotFound,
+        Fault::Denied => ErrorKind::Denied,
+        Fault::Stale => ErrorKind::Stale,
+        Fault::TooLarge => ErrorKind::TooLarge,
+        Fault::Unavailable => ErrorKind::Unavailable,
+    };
+    SandboxError::new(kind, message)
+}
+
+fn unexpected(answer: &Answer) -> SandboxError {
+    let text: String = format!("{answer:?}").chars().take(200).collect();
+    SandboxError::new(ErrorKind::Unavailable, format!("the guest gave an answer that does not fit: {text}"))
+}
+
+/// What the guest said to our greeting.
+#[derive(Debug, Clone)]
+pub struct Welcome {
+    /// The name of its upper layer, where it has one.
+    pub layer: Option<String>,
+}
+
+impl GuestClient {
+    /// Greets the guest under an attempt. `Stale` if it knows a newer one.
+    pub async fn connect<S>(
+        stream: S,
+        attempt: Attempt,
+        token: Option<String>,
+    ) -> Result<(GuestClient, Welcome)>
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
+        let (read, write) = tokio::io::split(stream);
+        Self::connect_halves(read, write, attempt, token).await
+    }
+
+    /// The same for a stream that comes as two halves.
+    pub async fn connect_halves<R, W>(
+        read: R,
+        write: W,
+        attempt: Attempt,
+        token: Option<String>,
+    ) -> Result<(GuestClient, Welcome)>
+    where
+        R: AsyncRead + Send + 'static,
+        W: AsyncWrite + Send + 'static,
+    {
+        let (frames, queue) = mpsc::channel(WRITE_QUEUE);
+        let shared =
+            Arc::new(Shared { frames, pending: Mutex::default(), next: AtomicU32::new(FAREWELL + 1) });
+        tokio::spawn(write_frames(write, queue));
+        tokio::spawn(read_frames(read, Arc::downgrade(&shared)));
+        let client = GuestClient { shared };
+        let hello = Op::Hello { version: VERSION, attempt: attempt.0, token };
+        match client.ask(hello, &[]).await? {
+            (Answer::Welcome { layer, .. }, _) => Ok((client, Welcome { layer })),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Why the connection is over, if it is.
+    pub fn ended(&self) -> Option<SandboxError> {
+        self.shared.pending().ended.clone()
+    }
+
+    /// Sends a request; its answers come through what is returned.
+    async fn send(&self, op: Op, body: &[u8]) -> Result<Answers> {
+        let seq = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = mpsc::channel(ANSWER_QUEUE);
+        {
+            let mut pending = self.shared.pending();
+            if let Some(ended) = &pending.ended {
+                return Err(ended.clone());
+            }
+            pending.answers.insert(seq, sender);
+        }
+        let answers = Answers { seq, receiver, shared: Arc::clone(&self.shared) };
+        self.shared.write(encode(&Request { seq, op }, body)).await?;
+        Ok(answers)
+    }
+
+    /// Sends what has no answer.
+    async fn tell(&self, op: Op, body: &[u8]) -> Result<()> {
+        let seq = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        self.shared.write(encode(&Request { seq, op }, body)).await
+    }
+
+    /// One request, one answer; an error that the guest answers is an error here.
+    pub async fn ask(&self, op: Op, body: &[u8]) -> Result<(Answer, Bytes)> {
+        self.send(op, body).await?.next().await
+    }
+
+    async fn ask_done(&self, op: Op, body: &[u8]) -> Result<()> {
+        match self.ask(op, body).await? {
+            (Answer::Done, _) => Ok(()),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Memory, CPU time in microseconds, processes and (where it can see it) disk.
+    pub async fn stats(&self) -> Result<(u64, u64, u32, Option<u64>)> {
+        match self.ask(Op::Stats, &[]).await? {
+            (Answer::Stats { memory_bytes, cpu_us, processes, disk_bytes }, _) => {
+                Ok((memory_bytes, cpu_us, processes, disk_bytes))
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    pub async fn pause(&self) -> Result<()> {
+        self.ask_done(Op::Pause, &[]).await
+    }
+
+    pub async fn resume(&self) -> Result<()> {
+        self.ask_done(Op::Resume, &[]).await
+    }
+
+    /// Nothing starts and nothing is written until [`GuestClient::thaw`]. True if processes are alive all the same.
+    pub async fn quiesce(&self) -> Result<bool> {
+        match self.ask(Op::Quiesce, &[]).await? {
+            (Answer::Quiet { busy }, _) => Ok(busy),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// `layer`: the root was replaced while it was quiet.
+    pub async fn thaw(&self, layer: Option<String>) -> Result<()> {
+        self.ask_done(Op::Thaw { layer }, &[]).await
+    }
+
+    /// Ends the sandbox; no answer comes.
+    pub async fn shutdown(&self) -> Result<()> {
+        self.tell(Op::Shutdown, &[]).await
+    }
+}
+
+impl Shared {
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    async fn write(&self, frame: Vec<u8>) -> Result<()> {
+        self.frames.send(frame).await.map_err(|_| self.pending().ended.clone().unwrap_or_else(lost))
+    }
+}
+
+/// The answers to one request.
+struct Answers {
+    seq: u32,
+    receiver: mpsc::Receiver<Frame>,
+    shared: Arc<Shared>,
+}
+
+impl Answers {
+    async fn next(&mut self) -> Result<Frame> {
+        match self.receiver.recv().await {
+            Some((Answer::Error { kind, message }, _)) => Err(from_fault(kind, message)),
+            Some(frame) => Ok(frame),
+            None => Err(self.shared.pending().ended.clone().unwrap_or_else(lost)),
+        }
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.shared.pending().answers.remove(&self.seq);
+    }
+}
+
+async fn write_frames(write: impl AsyncWrite, mut queue: mpsc::Receiver<Vec<u8>>) {
+    tokio::pin!(write);
+    while let Some(frame) = queue.recv().await {
+        if write.write_all(&frame).await.is_err() || (queue.is_empty() && write.flush().await.is_err()) {
+            return;
+        }
+    }
+    let _ = write.shutdown().await;
+}
+
+/// Hands frames to whoever asked, until the stream or the client ends.
+async fn read_frames(read: impl AsyncRead, shared: std::sync::Weak<Shared>) {
+    tokio::pin!(read);
+    let mut input = BytesMut::with_capacity(16 << 10);
+    let why = loop {
+        match next_frame(&mut input) {
+            Ok(Some((reply, body))) => {
+                let Some(shared) = shared.upgrade() else { return };
+                if let (FAREWELL, Answer::Error { kind, message }) = (reply.seq, &reply.answer) {
+                    break from_fault(*kind, message.clone());
+                }
+                let sender = shared.pending().answers.get(&reply.seq).cloned();
+                drop(shared);
+                if let Some(sender) = sender {
+                    // Output waits for credit in the guest, so this never waits for a slow reader of it.
+                    let _ = sender.send((reply.answer, body)).await;
+                }
+            }
+            Ok(None) => match read.read_buf(&mut input).await {
+                Ok(0) | Err(_) => break lost(),
+                Ok(_) => {}
+            },
+            Err(reason) => break SandboxError::new(ErrorKind::Unavailable, reason),
+        }
+    };
+    if let Some(shared) = shared.upgrade() {
+        let mut pending = shared.pending();
+        pending.ended = Some(why);
+        pending.answers.clear();
+    }
+}
+
+fn next_frame(input: &mut BytesMut) -> std::result::Result<Option<(Reply, Bytes)>, String> {
+    let Some(prefix) = input.get(..PREFIX).and_then(|p| <[u8; PREFIX]>::try_from(p).ok()) else {
+        return Ok(None);
+    };
+    let (length, head) = decode_prefix(prefix, MAX_FRAME_TO_HOST).map_err(|e| e.to_string())?;
+    if input.len() < PREFIX + length {
+        input.reserve(PREFIX + length - input.len());
+        return Ok(None);
+    }
+    let mut frame = input.split_to(PREFIX + length).freeze().slice(PREFIX..);
+    let reply = serde_json::from_slice(&frame[..head])
+        .map_err(|e| format!("the guest's answer is not readable: {e}"))?;
+    let body = frame.split_off(head);
+    Ok(Some((reply, body)))
+}

@@ -1,0 +1,257 @@
+//! Limits by cgroup: version 2 where its controllers are, else version 1; as root or in a part that was delegated to us.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use forkyard_core::SandboxId;
+
+use crate::Limits;
+
+/// The period that CPU quotas refer to.
+const CPU_PERIOD_US: u64 = 100_000;
+const PARENT: &str = "forkyard";
+
+/// Where sandboxes' groups can be made on this machine.
+#[derive(Debug, Clone, Default)]
+pub struct Cgroups {
+    v2: Option<PathBuf>,
+    memory: Option<PathBuf>,
+    cpu: Option<PathBuf>,
+    pids: Option<PathBuf>,
+}
+
+/// What a sandbox's groups enforce.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Enforced {
+    pub memory: bool,
+    pub cpu: bool,
+    pub processes: bool,
+}
+
+/// The groups of one sandbox.
+pub struct Group {
+    pub dirs: Vec<PathBuf>,
+    /// Opened for a process to join by writing to them.
+    pub joins: Vec<OwnedFd>,
+    /// The kernel's counts of memory kills.
+    pub oom_events: Option<OwnedFd>,
+    pub enforced: Enforced,
+}
+
+impl Cgroups {
+    /// Finds out what may be used, by doing it.
+    pub fn detect() -> Cgroups {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mut found = Cgroups { v2: detect_v2(&mounts, &own), ..Cgroups::default() };
+        if found.v2.is_none() {
+            found.memory = detect_v1(&mounts, &own, "memory");
+            found.cpu = detect_v1(&mounts, &own, "cpu");
+            found.pids = detect_v1(&mounts, &own, "pids");
+        }
+        found
+    }
+
+    pub fn can(&self) -> Enforced {
+        match &self.v2 {
+            Some(_) => Enforced { memory: true, cpu: true, processes: true },
+            None => Enforced {
+                memory: self.memory.is_some(),
+                cpu: self.cpu.is_some(),
+                processes: self.pids.is_some(),
+            },
+        }
+    }
+
+    /// `v2`, `v1` or `none`, for people.
+    pub fn version(&self) -> &'static str {
+        match self {
+            Cgroups { v2: Some(_), .. } => "v2",
+            Cgroups { memory: None, cpu: None, pids: None, .. } => "none",
+            _ => "v1",
+        }
+    }
+
+    /// What can't be made is left out: the caller sees it in `enforced`.
+    pub fn make(&self, id: &SandboxId, limits: &Limits) -> Group {
+        let mut group =
+            Group { dirs: Vec::new(), joins: Vec::new(), oom_events: None, enforced: Enforced::default() };
+        let quota = (limits.cpus * CPU_PERIOD_US as f64).max(1000.0) as u64;
+        // One more for the guest itself, and room for the threads that answer questions about files.
+        let pids = u64::from(limits.processes) + 64;
+        if let Some(parent) = &self.v2 {
+            let dir = parent.join(id.as_str());
+            if make_dir(&dir) {
+                let memory = set(&dir, "memory.max", limits.memory_bytes);
+                set(&dir, "memory.swap.max", 0);
+                set(&dir, "memory.oom.group", 0);
+                group.enforced = Enforced {
+                    memory,
+                    cpu: set(&dir, "cpu.max", format!("{quota} {CPU_PERIOD_US}")),
+                    processes: set(&dir, "pids.max", pids),
+                };
+                group.oom_events = open(&dir.join("memory.events"), false);
+                group.joins.extend(open(&dir.join("cgroup.procs"), true));
+                group.dirs.push(dir);
+            }
+            return group;
+        }
+        let mut part = |parent: &Option<PathBuf>, fill: &dyn Fn(&Path) -> bool| {
+            let dir = parent.as_ref()?.join(id.as_str());
+            if !make_dir(&dir) {
+                return None;
+            }
+            let join = open(&dir.join("tasks"), true).filter(|_| fill(&dir));
+            let Some(join) = join else {
+                let _ = fs::remove_dir(&dir);
+                return None;
+            };
+            group.joins.push(join);
+            group.dirs.push(dir.clone());
+            Some(dir)
+        };
+        let memory = part(&self.memory, &|dir| {
+            let limited = set(dir, "memory.limit_in_bytes", limits.memory_bytes);
+            set(dir, "memory.memsw.limit_in_bytes", limits.memory_bytes); // absent without swap accounting
+            limited
+        });
+        let cpu = part(&self.cpu, &|dir| {
+            set(dir, "cpu.cfs_period_us", CPU_PERIOD_US) && set(dir, "cpu.cfs_quota_us", quota)
+        });
+        let pids = part(&self.pids, &|dir| set(dir, "pids.max", pids));
+        group.oom_events = memory.as_ref().and_then(|dir| open(&dir.join("memory.oom_control"), false));
+        group.enforced = Enforced { memory: memory.is_some(), cpu: cpu.is_some(), processes: pids.is_some() };
+        group
+    }
+}
+
+/// Removes groups whose last process is gone. The kernel needs a moment to let go of them.
+pub async fn remove(dirs: &[PathBuf]) {
+    const TRIES: u32 = 200;
+    for dir in dirs {
+        for _ in 0..TRIES {
+            match fs::remove_dir(dir) {
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+                }
+                _ => break,
+            }
+        }
+    }
+}
+
+/// Memory in use by the sandbox's group, and its CPU time in microseconds, where the kernel counts them.
+pub fn usage(dirs: &[PathBuf]) -> (Option<u64>, Option<u64>) {
+    let number =
+        |dir: &PathBuf, file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
+    let memory = dirs
+        .iter()
+        .find_map(|dir| number(dir, "memory.current").or_else(|| number(dir, "memory.usage_in_bytes")));
+    let cpu = dirs.iter().find_map(|dir| {
+        let text = fs::read_to_string(dir.join("cpu.stat")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok())
+    });
+    (memory, cpu)
+}
+
+fn make_dir(dir: &Path) -> bool {
+    match fs::create_dir(dir) {
+        Ok(()) => true,
+        Err(e) => e.kind() == std::io::ErrorKind::AlreadyExists,
+    }
+}
+
+fn set(dir: &Path, file: &str, value: impl std::fmt::Display) -> bool {
+    // Opened for writing only: create would be refused in a cgroup.
+    let file = fs::OpenOptions::new().write(true).open(dir.join(file));
+    file.and_then(|mut f| std::io::Write::write_all(&mut f, value.to_string().as_bytes())).is_ok()
+}
+
+fn open(path: &Path, write: bool) -> Option<OwnedFd> {
+    fs::OpenOptions::new().read(!write).write(write).open(path).ok().map(OwnedFd::from)
+}
+
+/// The mount point of a hierarchy, and the path in it that the mount shows as its root.
+fn mount_of(mounts: &str, fits: impl Fn(&str, &str) -> bool) -> Option<(PathBuf, PathBuf)> {
+    mounts.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let left: Vec<&str> = left.split(' ').collect();
+        let right: Vec<&str> = right.split(' ').collect();
+        fits(right.first()?, right.get(2)?).then(|| (PathBuf::from(left[4]), PathBuf::from(left[3])))
+    })
+}
+
+/// This process' own group in a hierarchy, as a path below its mount point.
+fn own_dir(mount: &(PathBuf, PathBuf), own: &str, fits: impl Fn(&str) -> bool) -> Option<PathBuf> {
+    let path = own.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        fits(controllers).then_some(path)
+    })?;
+    let below = Path::new(path).strip_prefix(&mount.1).unwrap_or(Path::new(""));
+    Some(mount.0.join(below))
+}
+
+/// Sandboxes of version 1 lie below our own group, so that its limits hold for them too.
+fn detect_v1(mounts: &str, own: &str, controller: &str) -> Option<PathBuf> {
+    let has = |list: &str| list.split(',').any(|c| c == controller);
+    let mount = mount_of(mounts, |kind, options| kind == "cgroup" && has(options))?;
+    let parent = own_dir(&mount, own, has)?.join(PARENT);
+    make_dir(&parent).then_some(parent)
+}
+
+/// In version 2 a group with processes can't have groups with controllers, so sandboxes lie below the highest group above us
+/// that we may write to and that has no processes of its own.
+fn detect_v2(mounts: &str, own: &str) -> Option<PathBuf> {
+    let mount = mount_of(mounts, |kind, _| kind == "cgroup2")?;
+    let own = own_dir(&mount, own, str::is_empty)?;
+    let mut candidates: Vec<&Path> = own.ancestors().take_while(|dir| dir.starts_with(&mount.0)).collect();
+    candidates.reverse();
+    candidates.into_iter().find_map(|dir| {
+        let offered = fs::read_to_string(dir.join("cgroup.controllers")).ok()?;
+        let has = |name: &str| offered.split_whitespace().any(|c| c == name);
+        if !(has("memory") && has("pids") && has("cpu")) {
+            return None;
+        }
+        let parent = dir.join(PARENT);
+        let enable = |dir: &Path| set(dir, "cgroup.subtree_control", "+memory +pids +cpu");
+        let usable = enable(dir)
+            && make_dir(&parent)
+            && enable(&parent)
+            && open(&dir.join("cgroup.procs"), true).is_some();
+        usable.then_some(parent)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+29 22 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+30 22 0:27 /docker/x /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
+31 22 0:28 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn hierarchies_are_found_by_controller() {
+        let has = |want: &'static str| {
+            move |kind: &str, options: &str| kind == "cgroup" && options.split(',').any(|c| c == want)
+        };
+        assert_eq!(mount_of(MOUNTS, has("memory")).unwrap().0, Path::new("/sys/fs/cgroup/memory"));
+        assert_eq!(mount_of(MOUNTS, has("cpu")).unwrap().0, Path::new("/sys/fs/cgroup/cpu,cpuacct"));
+        assert!(mount_of(MOUNTS, has("pids")).is_none());
+        assert_eq!(mount_of(MOUNTS, |k, _| k == "cgroup2").unwrap().0, Path::new("/sys/fs/cgroup/unified"));
+    }
+
+    #[test]
+    fn our_own_group_is_seen_through_the_mounts_root() {
+        let mount = (PathBuf::from("/sys/fs/cgroup/cpu"), PathBuf::from("/docker/x"));
+        let own = "5:cpu,cpuacct:/docker/x/inner\n0::/a\n";
+        let dir = own_dir(&mount, own, |c| c.split(',').any(|c| c == "cpu")).unwrap();
+        assert_eq!(dir, Path::new("/sys/fs/cgroup/cpu/inner"));
+        let unified = (PathBuf::from("/sys/fs/cgroup"), PathBuf::from("/"));
+        assert_eq!(own_dir(&unified, own, str::is_empty).unwrap(), Path::new("/sys/fs/cgroup/a"));
+    }
+}

@@ -1,0 +1,423 @@
+//! Making, starting and attaching to sandboxes.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+
+use forkyard_core::{Attempt, SandboxId};
+use forkyard_guest::protocol::Descriptors;
+use forkyard_guest::zygote::{Ask, RootAsk, SandboxAsk, Watch};
+
+use super::cgroup::{self, Enforced, Group};
+use super::link::{self, SocketPath};
+use super::sandbox::LocalSandbox;
+use super::state::{self, Meta};
+use super::zygote::unavailable;
+use super::{Inner, no_egress, status};
+use crate::guest_client::GuestClient;
+use crate::{
+    Achieved, EgressHandle, ErrorKind, LimitMeans, Limits, NetworkMode, PROXY_ADDRESS, Result, Root, Sandbox,
+    SandboxError, SandboxSpec, SandboxStatus,
+};
+
+/// Bounds of what makes sense; beyond them a number is a mistake.
+const MIN_MEMORY: u64 = 4 << 20;
+const MIN_DISK: u64 = 1 << 20;
+const MIN_CPUS: f64 = 0.01;
+const MAX_CPUS: f64 = 4096.0;
+const MAX_PROCESSES: u32 = 1 << 20;
+const MAX_LIFETIME_MS: u64 = 366 * 24 * 3600 * 1000;
+const MAX_LABELS: usize = 64;
+const MAX_LABEL_BYTES: usize = 1024;
+/// Of names and values together: the environment of every command.
+const MAX_ENV_BYTES: usize = 64 << 10;
+
+fn invalid(message: impl Into<String>) -> SandboxError {
+    SandboxError::new(ErrorKind::Invalid, message)
+}
+
+fn check(spec: &SandboxSpec) -> Result<()> {
+    let Limits { memory_bytes, cpus, disk_bytes, processes, network_bytes_per_s } = spec.limits;
+    if memory_bytes < MIN_MEMORY {
+        return Err(
+            invalid(format!("limits.memory_bytes: {memory_bytes} is too small")).hint("use at least 4 MiB")
+        );
+    }
+    if !(MIN_CPUS..=MAX_CPUS).contains(&cpus) {
+        return Err(invalid(format!("limits.cpus: {cpus} is not possible")).hint("use 0.01 to 4096"));
+    }
+    if disk_bytes < MIN_DISK {
+        return Err(
+            invalid(format!("limits.disk_bytes: {disk_bytes} is too small")).hint("use at least 1 MiB")
+        );
+    }
+    if !(1..=MAX_PROCESSES).contains(&processes) {
+        return Err(
+            invalid(format!("limits.processes: {processes} is not possible")).hint("use 1 to 1048576")
+        );
+    }
+    if network_bytes_per_s == Some(0) {
+        return Err(
+            invalid("limits.network_bytes_per_s: 0 is not possible").hint("use the network mode `none`")
+        );
+    }
+    if !(1..=MAX_LIFETIME_MS).contains(&spec.lifetime.0.0) {
+        return Err(
+            invalid(format!("lifetime: {} is not possible", spec.lifetime.0)).hint("use up to a year")
+        );
+    }
+    let too_long = |map: &BTreeMap<String, String>, max| map.iter().any(|(k, v)| k.len() + v.len() > max);
+    if spec.labels.len() > MAX_LABELS || too_long(&spec.labels, MAX_LABEL_BYTES) {
+        return Err(invalid("labels: at most 64 of at most 1024 bytes each"));
+    }
+    if let Some(name) = spec.env.keys().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
+        return Err(invalid(format!("env: {name:?} is not the name of a variable")));
+    }
+    if spec.env.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>() > MAX_ENV_BYTES {
+        return Err(invalid("env: more than 64 KiB"));
+    }
+    if !spec.volumes.is_empty() {
+        let message = "volumes: not yet possible with the local provider";
+        return Err(SandboxError::new(ErrorKind::Unsupported, message)
+            .hint("copy files in, or use the docker provider"));
+    }
+    Ok(())
+}
+
+/// By what means each limit will hold.
+fn achieved(spec: &SandboxSpec, enforced: Enforced) -> Achieved {
+    let means = |kernel| if kernel { LimitMeans::Kernel } else { LimitMeans::Watchdog };
+    let online = std::thread::available_parallelism().map_or(1, |n| n.get()) as f64;
+    Achieved {
+        memory: means(enforced.memory),
+        // Nobody can use more than the machine has.
+        cpu: means(enforced.cpu || spec.limits.cpus >= online),
+        disk: LimitMeans::Watchdog,
+        // By rlimit where no cgroup: the kernel counts it per user namespace, which is per sandbox.
+        processes: LimitMeans::Kernel,
+        network: match spec.limits.network_bytes_per_s {
+            Some(_) => LimitMeans::Watchdog,
+            None => LimitMeans::None,
+        },
+        layers: Vec::new(),
+    }
+}
+
+fn refuse_weak(achieved: &Achieved) -> Result<()> {
+    let parts = [
+        (
+            "memory",
+            achieved.memory,
+            "run as root, or in a delegated cgroup v2 (systemd-run --user --scope -p Delegate=yes)",
+        ),
+        (
+            "cpu",
+            achieved.cpu,
+            "run as root, or in a delegated cgroup v2 (systemd-run --user --scope -p Delegate=yes)",
+        ),
+        ("disk", achieved.disk, "no quota of this machine can be used"),
+        ("network", achieved.network, "the proxy keeps the rate, not the kernel"),
+    ];
+    match parts.iter().find(|(_, means, _)| *means == LimitMeans::Watchdog) {
+        Some((what, _, hint)) => {
+            let message = format!("strict: the {what} limit would be kept by a watchdog, not by the kernel");
+            Err(SandboxError::new(ErrorKind::Unsupported, message).hint(*hint))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What is written down of a spec: secrets stay with whoever gave them.
+fn without_secrets(spec: &SandboxSpec) -> SandboxSpec {
+    let mut spec = spec.clone();
+    spec.network.secrets.clear();
+    spec
+}
+
+impl Inner {
+    pub(super) async fn create(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        attempt: Attempt,
+        spec: &SandboxSpec,
+    ) -> Result<Arc<dyn Sandbox>> {
+        check(spec)?;
+        if spec.network.mode != NetworkMode::None && self.egress.is_none() {
+            return Err(no_egress());
+        }
+        let _lock = self.state.lock(id.as_str()).await?;
+        if let Some(meta) = self.state.load(id)? {
+            return match status(&meta) {
+                SandboxStatus::Running | SandboxStatus::Paused => {
+                    self.attach_as(meta, attempt, Some(spec)).await
+                }
+                SandboxStatus::Stopped | SandboxStatus::Dead => {
+                    let message = format!("sandbox {id} exists and does not run");
+                    Err(SandboxError::new(ErrorKind::NotFound, message).hint("start it, or destroy it first"))
+                }
+            };
+        }
+        let dir = self.state.sandbox(id);
+        if dir.exists() {
+            self.end(id, None).await?; // its maker did not live to finish it
+        }
+        let (lower, host_trees) = self.root_layers(id, &spec.root)?;
+        let meta = Meta {
+            format: state::format(),
+            id: id.clone(),
+            attempt,
+            labels: spec.labels.clone(),
+            limits: spec.limits,
+            achieved: achieved(spec, Enforced::default()),
+            created_at: state::now(),
+            deadline: state::now() + spec.lifetime.0,
+            spec: without_secrets(spec),
+            pid: 0,
+            born: 0,
+            cgroups: Vec::new(),
+            lower,
+            upper: 0,
+            host_trees,
+            stopped: false,
+            paused: false,
+        };
+        let made = async {
+            self.state.make_dir(&dir)?;
+            for part in ["up0", "work0", "spool"] {
+                self.state.make_dir(&dir.join(part))?;
+            }
+            self.launch(meta.clone(), spec).await
+        };
+        match made.await {
+            Ok(sandbox) => Ok(sandbox),
+            Err(e) => {
+                // Whatever was made goes; the first error is the one that counts.
+                let _ = self.end(id, Some(meta)).await;
+                Err(e)
+            }
+        }
+    }
+
+    pub(super) async fn start(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        attempt: Attempt,
+    ) -> Result<Arc<dyn Sandbox>> {
+        let _lock = self.state.lock(id.as_str()).await?;
+        let mut meta = self.meta(id)?;
+        if link::is_alive(&meta) {
+            return self.attach_as(meta, attempt, None).await;
+        }
+        fence(&meta, attempt)?;
+        if meta.deadline <= state::now() {
+            let message = format!("sandbox {id} has passed its deadline");
+            return Err(
+                SandboxError::new(ErrorKind::NotFound, message).hint("make a new one from a snapshot")
+            );
+        }
+        cgroup::remove(&meta.cgroups).await;
+        self.repair(&meta)?;
+        (meta.attempt, meta.stopped, meta.paused) = (attempt, false, false);
+        let spec = meta.spec.clone();
+        self.launch(meta, &spec).await
+    }
+
+    /// The layers below a new sandbox; it is a user of each from now on.
+    fn root_layers(&self, id: &SandboxId, root: &Root) -> Result<(Vec<String>, bool)> {
+        match root {
+            Root::Default => Ok((Vec::new(), true)),
+            Root::Snapshot(snapshot) => {
+                let gone =
+                    || SandboxError::new(ErrorKind::NotFound, format!("there is no snapshot {snapshot}"));
+                let meta = self.state.load_snapshot(snapshot)?.ok_or_else(gone)?;
+                for layer in &meta.layers {
+                    if !self.state.add_ref(layer, &format!("sandbox.{id}"))? {
+                        return Err(gone());
+                    }
+                }
+                Ok((meta.layers, meta.host_trees))
+            }
+            Root::Directory(_) | Root::Image(_) => {
+                let message = "root: directories and images are not yet possible with the local provider";
+                Err(SandboxError::new(ErrorKind::Unsupported, message)
+                    .hint("use the default root or a snapshot"))
+            }
+        }
+    }
+
+    pub(super) fn root_ask(&self, meta: &Meta) -> RootAsk {
+        let id = &meta.id;
+        let n = meta.upper;
+        RootAsk {
+            layer: n.to_string(),
+            upper: format!("sandboxes/{id}/up{n}"),
+            work: format!("sandboxes/{id}/work{n}"),
+            lower: meta.lower.iter().map(|layer| format!("layers/{layer}/fs")).collect(),
+            host_trees: meta.host_trees,
+            spool: format!("sandboxes/{id}/spool"),
+        }
+    }
+
+    fn env(&self, id: &SandboxId, spec: &SandboxSpec) -> BTreeMap<String, String> {
+        let path: Vec<String> = self.trees.path.iter().map(|p| p.display().to_string()).collect();
+        let fixed = [
+            ("HOME", "/home/user"),
+            ("USER", "user"),
+            ("LOGNAME", "user"),
+            ("SHELL", "/bin/bash"),
+            ("LANG", "C.UTF-8"),
+            ("TERM", "xterm-256color"),
+            ("FORKYARD_SANDBOX", id.as_str()),
+        ];
+        let mut env: BTreeMap<String, String> = fixed.map(|(k, v)| (k.to_string(), v.to_string())).into();
+        env.insert("PATH".into(), path.join(":"));
+        env.extend(self.trees.env.clone());
+        if let (Some(egress), false) = (&self.egress, spec.network.mode == NetworkMode::None) {
+            env.extend(egress.env(id, &spec.network));
+        }
+        env.extend(spec.env.clone());
+        env
+    }
+
+    /// Starts the processes of a sandbox whose folders exist, and writes down that it runs.
+    async fn launch(self: &Arc<Self>, mut meta: Meta, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>> {
+        let id = meta.id.clone();
+        let dir = self.state.sandbox(&id);
+        let zygote = self.zygote().await?;
+        let Group { dirs, joins, oom_events, enforced } = self.cgroups.make(&id, &meta.limits);
+        let mut achieved = achieved(spec, enforced);
+        let undo = dirs.clone();
+        let result = async {
+            if spec.strict {
+                refuse_weak(&achieved)?;
+            }
+            let (control, theirs) = UnixStream::pair().map_err(unavailable)?;
+            let listener = listen(&dir)?;
+            let left = meta.deadline.since(state::now());
+            let watch = |means, value| (means == LimitMeans::Watchdog).then_some(value);
+            let ask = Ask::Sandbox(Box::new(SandboxAsk {
+                root: self.root_ask(&meta),
+                hostname: "sandbox".into(),
+                env: self.env(&id, spec),
+                deadline_ms: left.0,
+                attempt: meta.attempt.0,
+                processes: meta.limits.processes,
+                cgroups: joins.len(),
+                oom_events: oom_events.is_some(),
+                proxy_port: (spec.network.mode != NetworkMode::None).then_some(PROXY_ADDRESS.port()),
+                watch: Watch {
+                    memory_bytes: watch(achieved.memory, meta.limits.memory_bytes),
+                    cpus: (achieved.cpu == LimitMeans::Watchdog).then_some(meta.limits.cpus),
+                    disk_bytes: watch(achieved.disk, meta.limits.disk_bytes),
+                },
+                volumes: Vec::new(),
+            }));
+            let mut fds: Vec<OwnedFd> = vec![theirs.into(), listener.into()];
+            fds.extend(joins);
+            fds.extend(oom_events);
+            let cloned = zygote.sandbox(ask, fds).await?;
+            meta.pid = cloned.pid;
+            meta.born = link::born(cloned.pid).unwrap_or(0);
+            meta.cgroups = dirs;
+            achieved.layers = cloned.layers;
+            meta.achieved = achieved;
+            self.state.save(&meta)?;
+            control.set_nonblocking(true).map_err(unavailable)?;
+            let stream = tokio::net::UnixStream::from_std(control).map_err(unavailable)?;
+            let (client, _) = GuestClient::connect(stream, meta.attempt, None).await?;
+            let egress = self.serve(&id, spec, cloned.proxy)?;
+            Ok(LocalSandbox::new(Arc::clone(self), &meta, client, egress) as Arc<dyn Sandbox>)
+        };
+        let result = result.await;
+        if result.is_err() {
+            let _ = link::kill(&meta).await;
+            cgroup::remove(&undo).await;
+        }
+        result
+    }
+
+    fn serve(
+        &self,
+        id: &SandboxId,
+        spec: &SandboxSpec,
+        proxy: Option<OwnedFd>,
+    ) -> Result<Option<Box<dyn EgressHandle>>> {
+        match (&self.egress, proxy) {
+            (Some(egress), Some(socket)) => {
+                let listener = std::net::TcpListener::from(socket);
+                listener.set_nonblocking(true).map_err(unavailable)?;
+                egress.serve(id, &spec.network, spec.limits.network_bytes_per_s, listener).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    pub(super) async fn attach(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        attempt: Attempt,
+    ) -> Result<Arc<dyn Sandbox>> {
+        let meta = self.meta(id)?;
+        match status(&meta) {
+            SandboxStatus::Running | SandboxStatus::Paused => self.attach_as(meta, attempt, None).await,
+            SandboxStatus::Stopped => {
+                let message = format!("sandbox {id} is stopped");
+                Err(SandboxError::new(ErrorKind::NotFound, message).hint("start it"))
+            }
+            SandboxStatus::Dead => {
+                Err(SandboxError::new(ErrorKind::NotFound, format!("sandbox {id} has ended")))
+            }
+        }
+    }
+
+    /// The guest decides who is stale; what it accepted is written down. `spec` brings secrets, which the state never has.
+    async fn attach_as(
+        self: &Arc<Self>,
+        mut meta: Meta,
+        attempt: Attempt,
+        spec: Option<&SandboxSpec>,
+    ) -> Result<Arc<dyn Sandbox>> {
+        fence(&meta, attempt)?;
+        let id = meta.id.clone();
+        let dir = self.state.sandbox(&id);
+        let client = connect(&id, &dir, attempt).await?;
+        if attempt > meta.attempt {
+            meta.attempt = attempt;
+            self.state.save(&meta)?;
+        }
+        let mut network = meta.spec.clone();
+        if let Some(spec) = spec {
+            network.network.secrets.clone_from(&spec.network.secrets);
+        }
+        let mut egress = None;
+        if network.network.mode != NetworkMode::None && self.egress.is_some() {
+            let socket = link::descriptors(&id, &dir, attempt, Descriptors::Proxy).await?.pop();
+            egress = self.serve(&id, &network, socket)?;
+        }
+        Ok(LocalSandbox::new(Arc::clone(self), &meta, client, egress))
+    }
+}
+
+fn fence(meta: &Meta, attempt: Attempt) -> Result<()> {
+    if attempt < meta.attempt {
+        let message = format!("attempt {} owns sandbox {}, {attempt} is older", meta.attempt, meta.id);
+        return Err(SandboxError::new(ErrorKind::Stale, message));
+    }
+    Ok(())
+}
+
+pub(super) async fn connect(id: &SandboxId, dir: &Path, attempt: Attempt) -> Result<GuestClient> {
+    let stream = link::connect(id, dir)?;
+    stream.set_nonblocking(true).map_err(unavailable)?;
+    let stream = tokio::net::UnixStream::from_std(stream).map_err(unavailable)?;
+    GuestClient::connect(stream, attempt, None).await.map(|(client, _)| client)
+}
+
+fn listen(dir: &Path) -> Result<UnixListener> {
+    let failed = |e| unavailable(format!("control socket: {e}"));
+    let socket = SocketPath::new(dir).map_err(failed)?;
+    let _ = std::fs::remove_file(dir.join("ctl"));
+    UnixListener::bind(&socket.path).map_err(failed)
+}

@@ -1,0 +1,144 @@
+//! Reaching a sandbox's guest and its process from any process of the owner.
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use forkyard_core::{Attempt, SandboxId};
+use forkyard_guest::protocol::{
+    Answer, Descriptors, MAX_FRAME_TO_HOST, Op, PREFIX, Reply, Request, VERSION, decode_prefix, encode,
+};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::fd;
+use super::state::Meta;
+use super::zygote::unavailable;
+use crate::{ErrorKind, Result, SandboxError};
+
+/// A guest answers at once or is not there.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Until the kernel has ended every process of a sandbox.
+const END_WITHIN: Duration = Duration::from_secs(30);
+
+/// A path to the control socket that is short enough for an address, wherever the state folder is.
+pub struct SocketPath {
+    _dir: OwnedFd,
+    pub path: String,
+}
+
+impl SocketPath {
+    pub fn new(dir: &Path) -> std::io::Result<SocketPath> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(dir, flags, Mode::empty())?;
+        let path = format!("/proc/self/fd/{}/ctl", fd.as_raw_fd());
+        Ok(SocketPath { _dir: fd, path })
+    }
+}
+
+fn ended(id: &SandboxId) -> SandboxError {
+    SandboxError::new(ErrorKind::NotFound, format!("sandbox {id} has ended"))
+}
+
+pub fn connect(id: &SandboxId, dir: &Path) -> Result<UnixStream> {
+    let path = SocketPath::new(dir).map_err(|_| ended(id))?;
+    UnixStream::connect(&path.path).map_err(|_| ended(id))
+}
+
+/// Clock ticks from boot to the birth of a process.
+pub fn born(pid: i32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after) = stat.rsplit_once(") ")?;
+    let fields: Vec<&str> = after.split_ascii_whitespace().collect();
+    (fields.first() != Some(&"Z")).then_some(())?;
+    fields.get(19)?.parse().ok()
+}
+
+pub fn is_alive(meta: &Meta) -> bool {
+    meta.pid > 0 && born(meta.pid) == Some(meta.born)
+}
+
+/// A handle on the sandbox's pid 1 that can't come to mean another process. None if it is gone.
+pub fn pidfd(meta: &Meta) -> Option<OwnedFd> {
+    let fd = pidfd_open(Pid::from_raw(meta.pid)?, PidfdFlags::empty()).ok()?;
+    is_alive(meta).then_some(fd)
+}
+
+/// Kills pid 1, and with it everything inside; returns when all of it is gone.
+pub async fn kill(meta: &Meta) -> Result<()> {
+    let Some(pidfd) = pidfd(meta) else { return Ok(()) };
+    if pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
+        return Ok(()); // gone just now
+    }
+    match tokio::time::timeout(END_WITHIN, fd::wait_gone(pidfd.as_fd())).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(e)) => Err(unavailable(format!("waiting for the end of sandbox {}: {e}", meta.id))),
+        Err(_) => Err(SandboxError::new(ErrorKind::Timeout, format!("sandbox {} does not end", meta.id))),
+    }
+}
+
+/// Ends a sandbox whose maker did not write down what it made.
+pub async fn shut_down_unknown(dir: &Path) {
+    let Ok(path) = SocketPath::new(dir) else { return };
+    let Ok(mut stream) = UnixStream::connect(&path.path) else { return };
+    // No attempt is newer than this one.
+    let hello = Op::Hello { version: VERSION, attempt: u32::MAX, token: None };
+    let _ = stream.set_write_timeout(Some(ANSWER_WITHIN));
+    let _ = stream.set_read_timeout(Some(ANSWER_WITHIN));
+    let _ = stream.write_all(&encode(&Request { seq: 1, op: hello }, &[]));
+    let _ = stream.write_all(&encode(&Request { seq: 2, op: Op::Shutdown }, &[]));
+    let mut rest = Vec::new();
+    let _ = tokio::task::spawn_blocking(move || stream.read_to_end(&mut rest)).await; // until it closes
+}
+
+/// Descriptors that the guest passes out, on a connection of their own.
+pub async fn descriptors(
+    id: &SandboxId,
+    dir: &Path,
+    attempt: Attempt,
+    what: Descriptors,
+) -> Result<Vec<OwnedFd>> {
+    let (id, stream) = (id.clone(), connect(id, dir)?);
+    let fetch = move || -> std::io::Result<Vec<OwnedFd>> {
+        let mut stream = stream;
+        stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+        let hello = Op::Hello { version: VERSION, attempt: attempt.0, token: None };
+        stream.write_all(&encode(&Request { seq: 1, op: hello }, &[]))?;
+        expect(read_plain(&mut stream)?)?;
+        stream.write_all(&encode(&Request { seq: 2, op: Op::Descriptors { what } }, &[]))?;
+        // The descriptors come with the first bytes of the answer, and nothing else is under way.
+        let (frame, fds) = fd::receive(stream.as_fd())?;
+        let (length, head) = prefix(&frame)?;
+        let reply = frame.get(PREFIX..PREFIX + head).filter(|_| frame.len() == PREFIX + length);
+        expect(serde_json::from_slice(reply.unwrap_or_default())?)?;
+        Ok(fds)
+    };
+    tokio::task::spawn_blocking(fetch)
+        .await
+        .map_err(unavailable)?
+        .map_err(|e| unavailable(format!("sandbox {id} does not pass its descriptors: {e}")))
+}
+
+fn prefix(frame: &[u8]) -> std::io::Result<(usize, usize)> {
+    let bytes = frame.get(..PREFIX).and_then(|p| p.try_into().ok());
+    let bytes = bytes.ok_or(std::io::ErrorKind::UnexpectedEof)?;
+    decode_prefix(bytes, MAX_FRAME_TO_HOST).map_err(std::io::Error::other)
+}
+
+fn read_plain(stream: &mut UnixStream) -> std::io::Result<Reply> {
+    let mut start = [0; PREFIX];
+    stream.read_exact(&mut start)?;
+    let (length, head) = prefix(&start)?;
+    let mut rest = vec![0; length];
+    stream.read_exact(&mut rest)?;
+    Ok(serde_json::from_slice(&rest[..head])?)
+}
+
+fn expect(reply: Reply) -> std::io::Result<()> {
+    match reply.answer {
+        Answer::Error { message, .. } => Err(std::io::Error::other(message)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,324 @@
+//! Sandboxes of this machine: no daemon, no image, no root.
+//!
+//! A [`LocalProvider`] starts one helper process (the zygote) and asks it for clones; each clone isolates itself and serves as
+//! pid 1 of its sandbox. A sandbox outlives the process that made it: what is known of it lies in the state folder, and its
+//! control socket beside it.
+
+mod cgroup;
+mod create;
+mod detect;
+mod doctor;
+mod fd;
+mod link;
+mod sandbox;
+mod snapshot;
+mod state;
+mod zygote;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use forkyard_guest::zygote::{Bind, SkeletonFile, Start, Work};
+use tokio::sync::Mutex;
+
+use self::cgroup::Cgroups;
+use self::detect::HostTrees;
+use self::state::{Meta, State};
+use self::zygote::Zygote;
+use crate::{
+    Capabilities, EgressFactory, ErrorKind, ForkCost, Labels, NetworkMode, Provider, ProviderKind, Result,
+    Sandbox, SandboxError, SandboxInfo, SandboxSpec, SandboxStatus, SnapshotInfo,
+};
+
+pub use detect::Shown;
+pub use doctor::{Finding, Level, doctor};
+pub use zygote::GUEST;
+
+/// As root, sandboxes' files and processes belong to this id, which nobody else uses: above all ranges that distributions,
+/// systemd and subuid hand out.
+pub const DEFAULT_ROOT_ID: u32 = 0x7EED_0001;
+/// How long the leftovers of a sandbox that met its deadline stay before a provider that starts removes them.
+const DEAD_FOR_MS: u64 = 60 * 60 * 1000;
+
+#[derive(Clone)]
+pub struct LocalOptions {
+    /// Without one, only the network mode `none` can be had.
+    pub egress: Option<Arc<dyn EgressFactory>>,
+    /// Where toolchains are looked for.
+    pub home: Option<PathBuf>,
+    /// Whose the sandboxes are when Forkyard runs as root.
+    pub root_id: u32,
+}
+
+impl Default for LocalOptions {
+    fn default() -> Self {
+        LocalOptions { egress: None, home: None, root_id: DEFAULT_ROOT_ID }
+    }
+}
+
+/// Makes, finds and ends local sandboxes. Clones share one helper process.
+#[derive(Clone)]
+pub struct LocalProvider {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    state: State,
+    egress: Option<Arc<dyn EgressFactory>>,
+    cgroups: Cgroups,
+    trees: HostTrees,
+    files: Vec<SkeletonFile>,
+    zygote: Mutex<Option<Arc<Zygote>>>,
+    removals: tokio_util::task::TaskTracker,
+}
+
+impl LocalProvider {
+    /// Opens the state folder. Nothing is started before it is needed.
+    pub fn new(state_dir: &Path, options: LocalOptions) -> Result<LocalProvider> {
+        let is_root = rustix::process::geteuid().is_root();
+        let state = State::open(state_dir, is_root.then_some(options.root_id))?;
+        raise_open_files();
+        let mut files = Vec::new();
+        if let Some(egress) = &options.egress {
+            for (index, file) in egress.files().into_iter().enumerate() {
+                let path = state.root.join("skeleton").join(index.to_string());
+                let temporary = path.with_extension("new");
+                std::fs::write(&temporary, &file.data)
+                    .and_then(|()| std::fs::rename(&temporary, &path))
+                    .map_err(|e| state::io_error(&path, &e))?;
+                files.push(SkeletonFile { path: file.path, index, mode: file.mode });
+            }
+        }
+        let inner = Inner {
+            state,
+            egress: options.egress,
+            cgroups: Cgroups::detect(),
+            trees: detect::host_trees(options.home.as_deref()),
+            files,
+            zygote: Mutex::default(),
+            removals: tokio_util::task::TaskTracker::new(),
+        };
+        Ok(LocalProvider { inner: Arc::new(inner) })
+    }
+
+    /// The host's trees that sandboxes of the default root see.
+    pub fn shown(&self) -> &[Shown] {
+        &self.inner.trees.shown
+    }
+
+    /// Removes what dead sandboxes and interrupted work left behind. Safe beside other processes on the same state folder.
+    pub async fn sweep(&self) -> Result<()> {
+        let inner = &self.inner;
+        for path in inner.state.trashed()? {
+            inner.remove_later(path);
+        }
+        for id in inner.state.sandboxes()? {
+            let _lock = inner.state.lock(id.as_str()).await?;
+            match inner.state.load(&id) {
+                Ok(Some(meta)) => {
+                    let over = state::now().since(meta.deadline).0 > DEAD_FOR_MS;
+                    if status(&meta) == SandboxStatus::Dead && over {
+                        inner.end(&id, Some(meta)).await?;
+                    }
+                }
+                // Its maker did not live to finish it.
+                Ok(None) => inner.end(&id, None).await?,
+                Err(e) => tracing::warn!(sandbox = %id, error = %e, "state of a sandbox can't be read"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until what was destroyed is gone from the disk too.
+    pub async fn settle(&self) {
+        self.inner.removals.close();
+        self.inner.removals.wait().await;
+        self.inner.removals.reopen();
+    }
+}
+
+/// Each live sandbox costs this process a few descriptors.
+fn raise_open_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current < limit.maximum || limit.maximum.is_none() {
+        limit.current = limit.maximum;
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
+}
+
+impl Inner {
+    async fn zygote(&self) -> Result<Arc<Zygote>> {
+        let mut slot = self.zygote.lock().await;
+        if let Some(zygote) = slot.as_ref().filter(|zygote| zygote.is_alive()) {
+            return Ok(Arc::clone(zygote));
+        }
+        let state = self.state.root.to_str().ok_or_else(|| {
+            SandboxError::new(ErrorKind::Invalid, "the path of the state folder is not UTF-8")
+                .hint("use another")
+        })?;
+        let bind = |shown: &Shown| Some(Bind { path: shown.path.to_str()?.to_string() });
+        let start = Start {
+            state: state.into(),
+            become_id: self.state.owner,
+            binds: self.trees.shown.iter().filter_map(bind).collect(),
+            files: self.files.clone(),
+        };
+        let zygote = Arc::new(Zygote::start(&start).await?);
+        *slot = Some(Arc::clone(&zygote));
+        Ok(zygote)
+    }
+
+    /// Removes something of the trash in the background. What a crash interrupts is removed by the next sweep.
+    fn remove_later(self: &Arc<Self>, path: String) {
+        let inner = Arc::clone(self);
+        self.removals.spawn(async move {
+            let removed =
+                async { inner.zygote().await?.work(Work::Remove { path: path.clone() }, Vec::new()).await };
+            if let Err(e) = removed.await {
+                tracing::warn!(path, error = %e, "can't remove what a sandbox left");
+            }
+        });
+    }
+
+    /// Ends whatever is left of a sandbox; its lock is held.
+    async fn end(self: &Arc<Self>, id: &SandboxId, meta: Option<Meta>) -> Result<()> {
+        let dir = self.state.sandbox(id);
+        match &meta {
+            Some(meta) => link::kill(meta).await?,
+            None => link::shut_down_unknown(&dir).await,
+        }
+        if let Some(meta) = &meta {
+            cgroup::remove(&meta.cgroups).await;
+            for layer in &meta.lower {
+                if let Some(path) = self.state.drop_ref(layer, &format!("sandbox.{id}"))? {
+                    self.remove_later(path);
+                }
+            }
+        }
+        if let Some(path) = self.state.trash(&dir)? {
+            self.remove_later(path);
+        }
+        Ok(())
+    }
+
+    fn meta(&self, id: &SandboxId) -> Result<Meta> {
+        self.state.load(id)?.ok_or_else(|| not_found(id))
+    }
+}
+
+fn not_found(id: &SandboxId) -> SandboxError {
+    SandboxError::new(ErrorKind::NotFound, format!("there is no sandbox {id}"))
+}
+
+fn status(meta: &Meta) -> SandboxStatus {
+    match (link::is_alive(meta), meta.stopped, meta.paused) {
+        (true, _, true) => SandboxStatus::Paused,
+        (true, _, false) => SandboxStatus::Running,
+        (false, true, _) => SandboxStatus::Stopped,
+        (false, false, _) => SandboxStatus::Dead,
+    }
+}
+
+fn info(meta: &Meta) -> SandboxInfo {
+    SandboxInfo {
+        id: meta.id.clone(),
+        provider: ProviderKind::Local,
+        status: status(meta),
+        attempt: meta.attempt,
+        labels: meta.labels.clone(),
+        limits: meta.limits,
+        achieved: meta.achieved.clone(),
+        created_at: meta.created_at,
+        deadline: meta.deadline,
+    }
+}
+
+#[async_trait]
+impl Provider for LocalProvider {
+    fn capabilities(&self) -> Capabilities {
+        let mut network_modes = vec![NetworkMode::None];
+        if self.inner.egress.is_some() {
+            network_modes.extend([NetworkMode::Isolated, NetworkMode::Bridge]);
+        }
+        Capabilities {
+            provider: ProviderKind::Local,
+            attach: true,
+            fencing: true,
+            snapshot: true,
+            fork: ForkCost::Constant,
+            pause: true,
+            start_stop: true,
+            pty: true,
+            volumes: false,
+            network_modes,
+            snapshots_travel: false,
+        }
+    }
+
+    async fn create(&self, id: &SandboxId, attempt: Attempt, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>> {
+        self.inner.create(id, attempt, spec).await
+    }
+
+    async fn attach(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        let _lock = self.inner.state.lock(id.as_str()).await?;
+        self.inner.attach(id, attempt).await
+    }
+
+    async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>> {
+        let mut found = Vec::new();
+        for id in self.inner.state.sandboxes()? {
+            // Gone between the two looks, or not readable: the list is of what is there.
+            let Ok(Some(meta)) = self.inner.state.load(&id) else { continue };
+            if labels.iter().all(|(key, value)| meta.labels.get(key) == Some(value)) {
+                found.push(info(&meta));
+            }
+        }
+        found.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(found)
+    }
+
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        let _lock = self.inner.state.lock(id.as_str()).await?;
+        let meta = self.inner.state.load(id)?;
+        self.inner.end(id, meta).await
+    }
+
+    async fn stop(&self, id: &SandboxId) -> Result<()> {
+        let _lock = self.inner.state.lock(id.as_str()).await?;
+        let mut meta = self.inner.meta(id)?;
+        link::kill(&meta).await?;
+        cgroup::remove(&meta.cgroups).await;
+        (meta.stopped, meta.paused) = (true, false);
+        meta.cgroups.clear();
+        self.inner.state.save(&meta)
+    }
+
+    async fn start(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.inner.start(id, attempt).await
+    }
+
+    async fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        self.inner.snapshots()
+    }
+
+    async fn remove_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        self.inner.remove_snapshot(id).await
+    }
+
+    async fn export_snapshot(&self, id: &SnapshotId, to: &Path) -> Result<()> {
+        self.inner.export_snapshot(id, to).await
+    }
+
+    async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
+        self.inner.import_snapshot(id, from).await
+    }
+}
+
+/// For messages about what this provider was not given.
+fn no_egress() -> SandboxError {
+    let message = "this network mode needs the egress proxy, which this provider was made without";
+    SandboxError::new(ErrorKind::Unsupported, message).hint("use the network mode `none`")
+}

@@ -1,0 +1,178 @@
+//! A connection to one live local sandbox.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId};
+use tokio::io::AsyncRead;
+
+use super::state::Meta;
+use super::{Inner, cgroup, create, info};
+use crate::guest_client::GuestClient;
+use crate::{
+    EgressHandle, ErrorKind, Exec, ExecRequest, FileInfo, GitExport, GlobRequest, GrepRequest, GrepResult,
+    Health, Labels, Result, Sandbox, SandboxInfo, SnapshotInfo, Stats, WorkDiff,
+};
+
+pub struct LocalSandbox {
+    pub(super) inner: Arc<Inner>,
+    id: SandboxId,
+    attempt: Attempt,
+    client: tokio::sync::RwLock<GuestClient>,
+    egress: Option<Box<dyn EgressHandle>>,
+    /// CPU time and when it was asked for, for the next question.
+    last_cpu: Mutex<Option<(Instant, u64)>>,
+}
+
+impl LocalSandbox {
+    pub(super) fn new(
+        inner: Arc<Inner>,
+        meta: &Meta,
+        client: GuestClient,
+        egress: Option<Box<dyn EgressHandle>>,
+    ) -> Arc<LocalSandbox> {
+        Arc::new(LocalSandbox {
+            inner,
+            id: meta.id.clone(),
+            attempt: meta.attempt,
+            client: tokio::sync::RwLock::new(client),
+            egress,
+            last_cpu: Mutex::default(),
+        })
+    }
+
+    /// The guest; connected again if the connection was lost. Says `Stale` to whom a newer attempt has replaced.
+    pub(super) async fn guest(&self) -> Result<GuestClient> {
+        {
+            let client = self.client.read().await;
+            match client.ended() {
+                None => return Ok(client.clone()),
+                Some(e) if e.kind == ErrorKind::Stale => return Err(e),
+                Some(_) => {}
+            }
+        }
+        let mut client = self.client.write().await;
+        if client.ended().is_some() {
+            *client = create::connect(&self.id, &self.inner.state.sandbox(&self.id), self.attempt).await?;
+        }
+        Ok(client.clone())
+    }
+
+    pub(super) fn meta(&self) -> Result<Meta> {
+        self.inner.meta(&self.id)
+    }
+
+    async fn mark_paused(&self, paused: bool) -> Result<()> {
+        let _lock = self.inner.state.lock(self.id.as_str()).await?;
+        let mut meta = self.meta()?;
+        meta.paused = paused;
+        self.inner.state.save(&meta)
+    }
+}
+
+#[async_trait]
+impl Sandbox for LocalSandbox {
+    fn id(&self) -> &SandboxId {
+        &self.id
+    }
+    fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+    async fn info(&self) -> Result<SandboxInfo> {
+        Ok(info(&self.meta()?))
+    }
+
+    async fn exec(&self, request: ExecRequest) -> Result<Exec> {
+        self.guest().await?.exec(request).await
+    }
+    async fn forget(&self, call: &CallId) -> Result<()> {
+        self.guest().await?.forget(call).await
+    }
+    async fn calls(&self) -> Result<Vec<CallId>> {
+        self.guest().await?.calls().await
+    }
+
+    async fn read_file(&self, path: &str, offset: u64, max: u64) -> Result<Bytes> {
+        self.guest().await?.read_file(path, offset, max).await
+    }
+    async fn write_file(&self, path: &str, data: Bytes, mode: Option<u32>) -> Result<()> {
+        self.guest().await?.write_file(path, data, mode).await
+    }
+    async fn write_file_from(
+        &self,
+        path: &str,
+        data: &mut (dyn AsyncRead + Send + Unpin),
+        mode: Option<u32>,
+    ) -> Result<u64> {
+        self.guest().await?.write_file_from(path, data, mode).await
+    }
+    async fn stat(&self, path: &str) -> Result<FileInfo> {
+        self.guest().await?.stat(path).await
+    }
+    async fn list_files(&self, path: &str) -> Result<Vec<FileInfo>> {
+        self.guest().await?.list_files(path).await
+    }
+    async fn remove(&self, path: &str, recursive: bool) -> Result<()> {
+        self.guest().await?.remove(path, recursive).await
+    }
+    async fn make_dir(&self, path: &str) -> Result<()> {
+        self.guest().await?.make_dir(path).await
+    }
+
+    async fn glob(&self, request: GlobRequest) -> Result<Vec<String>> {
+        self.guest().await?.glob(request).await
+    }
+    async fn grep(&self, request: GrepRequest) -> Result<GrepResult> {
+        self.guest().await?.grep(request).await
+    }
+    async fn git_export(&self, export: GitExport) -> Result<WorkDiff> {
+        self.guest().await?.git_export(export).await
+    }
+
+    async fn stats(&self) -> Result<Stats> {
+        let (memory, cpu_us, processes, disk) = self.guest().await?.stats().await?;
+        let (kernel_memory, kernel_cpu) = cgroup::usage(&self.meta()?.cgroups);
+        let cpu_us = kernel_cpu.unwrap_or(cpu_us);
+        let now = Instant::now();
+        let before = self.last_cpu.lock().unwrap_or_else(|p| p.into_inner()).replace((now, cpu_us));
+        let cpu_percent = before.map_or(0.0, |(then, us)| {
+            let elapsed = (now - then).as_micros().max(1) as f64;
+            cpu_us.saturating_sub(us) as f64 / elapsed * 100.0
+        });
+        let network = self.egress.as_ref().map(|egress| egress.counters()).unwrap_or_default();
+        Ok(Stats {
+            memory_bytes: kernel_memory.unwrap_or(memory),
+            cpu_percent,
+            disk_bytes: disk.unwrap_or(0),
+            network_rx_bytes: network.rx_bytes,
+            network_tx_bytes: network.tx_bytes,
+            processes,
+        })
+    }
+
+    async fn health(&self) -> Result<Health> {
+        let sick = |detail: String| Health { healthy: false, detail };
+        let asked = async { self.guest().await?.calls().await };
+        Ok(match tokio::time::timeout(std::time::Duration::from_secs(5), asked).await {
+            Ok(Ok(_)) => Health { healthy: true, detail: "the guest answers".into() },
+            Ok(Err(e)) if e.kind == ErrorKind::Stale => return Err(e),
+            Ok(Err(e)) => sick(e.to_string()),
+            Err(_) => sick("the guest does not answer".into()),
+        })
+    }
+
+    async fn snapshot(&self, id: &SnapshotId, labels: &Labels) -> Result<SnapshotInfo> {
+        self.take_snapshot(id, labels).await
+    }
+
+    async fn pause(&self) -> Result<()> {
+        self.guest().await?.pause().await?;
+        self.mark_paused(true).await
+    }
+    async fn resume(&self) -> Result<()> {
+        self.guest().await?.resume().await?;
+        self.mark_paused(false).await
+    }
+}

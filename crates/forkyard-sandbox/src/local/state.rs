@@ -1,0 +1,279 @@
+//! The state folder: what survives the process.
+//!
+//! ```text
+//! STATE/                 0700
+//!   sandboxes/ID/        meta.json, ctl (socket), up (live layer), work (overlayfs' own), spool
+//!   layers/LAYER/        fs (sealed, shared), refs/ (one empty file per user)
+//!   snapshots/ID.json
+//!   trash/               what is being removed
+//!   skeleton/            files that the provider adds to every root
+//! ```
+//!
+//! A sandbox exists when its meta.json does. Files are replaced by rename, so that a crash leaves the old or the new.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use super::zygote::unavailable;
+use crate::{Achieved, ErrorKind, Labels, Limits, Result, SandboxError, SandboxSpec, SnapshotInfo};
+
+/// Raised when an older Forkyard could misread a newer state folder.
+const FORMAT: u32 = 1;
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Meta {
+    pub format: u32,
+    pub id: SandboxId,
+    pub attempt: Attempt,
+    pub labels: Labels,
+    pub limits: Limits,
+    pub achieved: Achieved,
+    pub created_at: Timestamp,
+    pub deadline: Timestamp,
+    /// Without secrets.
+    pub spec: SandboxSpec,
+    /// Its pid 1 and when that was born (clock ticks since boot), so that a reused number is not mistaken for it.
+    pub pid: i32,
+    pub born: u64,
+    pub cgroups: Vec<PathBuf>,
+    /// Sealed layers below the live one, topmost first.
+    pub lower: Vec<String>,
+    /// Number of the live layer; grows with every snapshot.
+    pub upper: u32,
+    pub host_trees: bool,
+    pub stopped: bool,
+    pub paused: bool,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SnapshotMeta {
+    pub format: u32,
+    pub info: SnapshotInfo,
+    /// Topmost first.
+    pub layers: Vec<String>,
+    pub host_trees: bool,
+}
+
+#[derive(Debug, Clone)]
+pub struct State {
+    pub root: PathBuf,
+    /// As root: whom everything belongs to.
+    pub owner: Option<u32>,
+}
+
+pub fn io_error(what: &Path, e: &std::io::Error) -> SandboxError {
+    let kind = match e.kind() {
+        std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+        _ => ErrorKind::Unavailable,
+    };
+    SandboxError::new(kind, format!("{}: {e}", what.display()))
+}
+
+impl State {
+    pub fn open(root: &Path, owner: Option<u32>) -> Result<State> {
+        fs::create_dir_all(root).map_err(|e| io_error(root, &e))?;
+        let root = root.canonicalize().map_err(|e| io_error(root, &e))?;
+        let state = State { root, owner };
+        fs::set_permissions(&state.root, fs::Permissions::from_mode(0o700))
+            .map_err(|e| io_error(&state.root, &e))?;
+        state.own(&state.root)?;
+        for dir in ["sandboxes", "layers", "snapshots", "trash", "skeleton", "locks"] {
+            state.make_dir(&state.root.join(dir))?;
+        }
+        Ok(state)
+    }
+
+    fn own(&self, path: &Path) -> Result<()> {
+        match self.owner {
+            Some(id) => std::os::unix::fs::lchown(path, Some(id), Some(id)).map_err(|e| io_error(path, &e)),
+            None => Ok(()),
+        }
+    }
+
+    /// Ok if it exists.
+    pub fn make_dir(&self, path: &Path) -> Result<()> {
+        match fs::create_dir(path) {
+            Ok(()) => self.own(path),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+            Err(e) => Err(io_error(path, &e)),
+        }
+    }
+
+    pub fn sandbox(&self, id: &SandboxId) -> PathBuf {
+        self.root.join("sandboxes").join(id.as_str())
+    }
+
+    pub fn snapshot(&self, id: &SnapshotId) -> PathBuf {
+        self.root.join("snapshots").join(format!("{id}.json"))
+    }
+
+    pub fn layer(&self, name: &str) -> PathBuf {
+        self.root.join("layers").join(name)
+    }
+
+    /// Held by one process and one task at a time, per sandbox.
+    pub async fn lock(&self, name: &str) -> Result<Lock> {
+        let path = self.root.join("locks").join(name);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        loop {
+            let file = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600))
+                .map_err(|e| io_error(&path, &e.into()))?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // Whoever held it before may have removed it: only the file that the name leads to counts.
+                Ok(()) if same_file(&file, &path) => return Ok(Lock { path, _file: file }),
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    tokio::time::sleep(std::time::Duration::from_millis(2)).await
+                }
+                Err(e) => return Err(io_error(&path, &e.into())),
+            }
+        }
+    }
+
+    pub fn load(&self, id: &SandboxId) -> Result<Option<Meta>> {
+        load(&self.sandbox(id).join("meta.json"))
+    }
+
+    pub fn save(&self, meta: &Meta) -> Result<()> {
+        save(&self.sandbox(&meta.id).join("meta.json"), meta)
+    }
+
+    pub fn load_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotMeta>> {
+        load(&self.snapshot(id))
+    }
+
+    pub fn save_snapshot(&self, meta: &SnapshotMeta) -> Result<()> {
+        save(&self.snapshot(&meta.info.id), meta)
+    }
+
+    pub fn sandboxes(&self) -> Result<Vec<SandboxId>> {
+        Ok(names(&self.root.join("sandboxes"))?.into_iter().filter_map(|n| SandboxId::new(n).ok()).collect())
+    }
+
+    pub fn snapshots(&self) -> Result<Vec<SnapshotId>> {
+        let names = names(&self.root.join("snapshots"))?;
+        Ok(names.iter().filter_map(|n| SnapshotId::new(n.strip_suffix(".json")?).ok()).collect())
+    }
+
+    /// Moves something out of sight; returns its path in the state folder, for the zygote to remove. None if it is gone.
+    pub fn trash(&self, path: &Path) -> Result<Option<String>> {
+        let name = format!("trash/{:016x}", unique());
+        match fs::rename(path, self.root.join(&name)) {
+            Ok(()) => Ok(Some(name)),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(io_error(path, &e)),
+        }
+    }
+
+    pub fn trashed(&self) -> Result<Vec<String>> {
+        Ok(names(&self.root.join("trash"))?.into_iter().map(|name| format!("trash/{name}")).collect())
+    }
+
+    /// A user of a layer. False if the layer is gone.
+    pub fn add_ref(&self, layer: &str, user: &str) -> Result<bool> {
+        let path = self.layer(layer).join("refs").join(user);
+        match fs::File::create(&path) {
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(io_error(&path, &e)),
+        }
+    }
+
+    /// Drops a user; returns what is left to be removed if it was the last. Removing the emptied folder decides: from then on
+    /// nobody can become a user.
+    pub fn drop_ref(&self, layer: &str, user: &str) -> Result<Option<String>> {
+        let refs = self.layer(layer).join("refs");
+        let _ = fs::remove_file(refs.join(user));
+        match fs::remove_dir(&refs) {
+            Ok(()) => self.trash(&self.layer(layer)),
+            Err(_) => Ok(None),
+        }
+    }
+}
+
+pub struct Lock {
+    path: PathBuf,
+    _file: OwnedFd,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Before it is released, so that the next holder makes a new one and no file is left behind.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+fn same_file(file: &OwnedFd, path: &Path) -> bool {
+    match (rustix::fs::fstat(file), rustix::fs::stat(path)) {
+        (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
+        _ => false,
+    }
+}
+
+fn names(dir: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(dir).map_err(|e| io_error(dir, &e))?;
+    Ok(entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect())
+}
+
+fn load<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    #[derive(Deserialize)]
+    struct Header {
+        format: u32,
+    }
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(io_error(path, &e)),
+    };
+    let broken = |e: serde_json::Error| unavailable(format!("{}: {e}", path.display()));
+    let header: Header = serde_json::from_slice(&text).map_err(broken)?;
+    if header.format != FORMAT {
+        let message =
+            format!("{}: made by another version of Forkyard (format {})", path.display(), header.format);
+        return Err(SandboxError::new(ErrorKind::Unsupported, message)
+            .hint("use that version, or another state folder"));
+    }
+    serde_json::from_slice(&text).map(Some).map_err(broken)
+}
+
+fn save<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+    let text = serde_json::to_vec(value).expect("state has string keys and no failing parts");
+    let temporary = path.with_extension(format!("tmp{:x}", unique()));
+    let write = || {
+        let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+        file.set_permissions(fs::Permissions::from_mode(0o600))?;
+        file.write_all(&text)?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(|e| {
+        let _ = fs::remove_file(&temporary);
+        io_error(path, &e)
+    })
+}
+
+/// A number that no other process or call of this machine has.
+pub fn unique() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut random = [0; 8];
+    if rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).is_err() {
+        random = u64::from(std::process::id()).to_le_bytes();
+    }
+    u64::from_le_bytes(random) ^ COUNT.fetch_add(1, Ordering::Relaxed)
+}
+
+pub const fn format() -> u32 {
+    FORMAT
+}
+
+pub fn now() -> Timestamp {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,106 @@
+//! The local provider.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId};
+use forkyard_sandbox::local::{LocalOptions, LocalProvider};
+use forkyard_sandbox::{
+    ErrorKind, ExecRequest, Labels, NetworkMode, Provider, Root, Sandbox, SandboxSpec, SnapshotMode,
+};
+
+fn provider() -> (LocalProvider, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    (LocalProvider::new(dir.path(), LocalOptions::default()).unwrap(), dir)
+}
+
+fn offline() -> SandboxSpec {
+    let mut spec = SandboxSpec::default();
+    spec.network.mode = NetworkMode::None;
+    spec
+}
+
+async fn sh(sandbox: &Arc<dyn Sandbox>, script: &str) -> (i32, String, String) {
+    let (result, out, err) = sandbox.exec(ExecRequest::shell(script)).await.unwrap().output().await.unwrap();
+    (result.exit_code, String::from_utf8_lossy(&out).into(), String::from_utf8_lossy(&err).into())
+}
+
+#[tokio::test]
+async fn a_sandbox_is_made_used_and_gone() {
+    let (provider, dir) = provider();
+    let id = SandboxId::new("one").unwrap();
+    let sandbox = provider.create(&id, Attempt(1), &offline()).await.unwrap();
+    assert_eq!(
+        sh(&sandbox, "id -u; pwd; echo oops >&2; exit 3").await,
+        (3, "1000\n/workspace\n".into(), "oops\n".into())
+    );
+    sandbox.write_file("a/b.txt", Bytes::from_static(b"hi"), None).await.unwrap();
+    assert_eq!(sh(&sandbox, "cat a/b.txt").await.1, "hi");
+    assert_eq!(sandbox.read_file("/workspace/a/b.txt", 0, 10).await.unwrap(), "hi");
+    let listed = provider.list(&Labels::new()).await.unwrap();
+    assert_eq!(listed.len(), 1);
+    provider.destroy(&id).await.unwrap();
+    provider.destroy(&id).await.unwrap();
+    assert_eq!(sandbox.exec(ExecRequest::new(["true"])).await.err().unwrap().kind, ErrorKind::NotFound);
+    provider.settle().await;
+    for part in ["sandboxes", "trash", "locks"] {
+        assert_eq!(dir.path().join(part).read_dir().unwrap().count(), 0, "{part}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_is_handed_over_and_the_older_owner_refused() {
+    let (first, dir) = provider();
+    let id = SandboxId::new("two").unwrap();
+    let old = first.create(&id, Attempt(1), &offline()).await.unwrap();
+    let call = CallId::new("call1").unwrap();
+    let script = "echo begun; while [ ! -e go ]; do sleep 0.01; done; echo $RANDOM$$ | tee result";
+    let mut running = old.exec(ExecRequest::shell(script).call(call.clone())).await.unwrap();
+    running.events.recv().await.unwrap().unwrap();
+    // Another process' provider on the same state.
+    let second = LocalProvider::new(dir.path(), LocalOptions::default()).unwrap();
+    let new = second.attach(&id, Attempt(2)).await.unwrap();
+    assert_eq!(old.calls().await.err().unwrap().kind, ErrorKind::Stale);
+    assert_eq!(first.attach(&id, Attempt(1)).await.err().unwrap().kind, ErrorKind::Stale);
+    assert_eq!(new.calls().await.unwrap(), vec![call.clone()]);
+    new.write_file("go", Bytes::new(), None).await.unwrap();
+    for _ in 0..2 {
+        let again = new.exec(ExecRequest::shell("echo never").call(call.clone())).await.unwrap();
+        let (result, out, _) = again.output().await.unwrap();
+        let written = new.read_file("result", 0, 100).await.unwrap();
+        assert_eq!(
+            (result.exit_code, String::from_utf8(out).unwrap()),
+            (0, format!("begun\n{}", std::str::from_utf8(&written).unwrap()))
+        );
+    }
+    new.forget(&call).await.unwrap();
+    assert!(new.calls().await.unwrap().is_empty());
+    second.destroy(&id).await.unwrap();
+}
+
+#[tokio::test]
+async fn children_of_a_snapshot_share_nothing_later() {
+    let (provider, dir) = provider();
+    let parent = provider.create(&SandboxId::new("parent").unwrap(), Attempt(1), &offline()).await.unwrap();
+    sh(&parent, "mkdir d; echo one > d/f; rm -rf /etc/xdg; echo kept > /tmp/t").await;
+    let snap = SnapshotId::new("snap").unwrap();
+    let info = parent.snapshot(&snap, &Labels::new()).await.unwrap();
+    assert_eq!(info.mode, SnapshotMode::Sealed);
+    assert_eq!(
+        parent.snapshot(&snap, &Labels::new()).await.unwrap(),
+        info,
+        "the same id gives the first result"
+    );
+    assert_eq!(sh(&parent, "echo two > d/f; cat d/f; cat /tmp/t").await.1, "two\nkept\n");
+    let child_spec = SandboxSpec { root: Root::Snapshot(snap.clone()), ..offline() };
+    let child = provider.create(&SandboxId::new("child").unwrap(), Attempt(1), &child_spec).await.unwrap();
+    assert_eq!(sh(&child, "cat d/f; ls /etc/xdg 2>&1 | wc -l; echo three > d/f").await.1, "one\n1\n");
+    assert_eq!(sh(&parent, "cat d/f").await.1, "two\n");
+    provider.remove_snapshot(&snap).await.unwrap();
+    assert_eq!(sh(&child, "cat d/f /tmp/t").await.1, "three\nkept\n", "children keep working");
+    for name in ["parent", "child"] {
+        provider.destroy(&SandboxId::new(name).unwrap()).await.unwrap();
+    }
+    provider.settle().await;
+    assert_eq!(dir.path().join("layers").read_dir().unwrap().count(), 0);
+}
