@@ -3,7 +3,7 @@
 
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Timestamp, Usd};
 
-use crate::{NewEvent, Recorded, Result, Source, StoreError, StreamId};
+use crate::{EventQuery, NewEvent, Recorded, Result, Source, StoreError, StreamId};
 
 /// Position bits in an event's id; the run's number is above them.
 pub(crate) const POSITION_BITS: u32 = 32;
@@ -97,6 +97,40 @@ impl EventRow {
     }
 }
 
+/// A page of events as it came from the database.
+pub(crate) struct Page {
+    pub events: Vec<Recorded>,
+    /// There were no more rows: neither the limit nor the bytes ended it.
+    pub exhausted: bool,
+}
+
+impl Page {
+    /// Damage can make rows vanish without an error (SQLite has no checksums): what must be without a gap is checked to
+    /// be. `number` counts from `after` + 1; `end` is the last that was there before the read, as far as it was asked for.
+    pub(crate) fn unbroken(
+        self,
+        what: &impl std::fmt::Debug,
+        number: impl Fn(&Recorded) -> u64,
+        after: u64,
+        end: u64,
+        limit: i64,
+    ) -> Result<Vec<Recorded>> {
+        let mut last = after;
+        for event in &self.events {
+            if number(event) != last + 1 {
+                return Err(gap(what, last + 1, number(event)));
+            }
+            last = number(event);
+        }
+        let full = self.events.len() as i64 >= limit;
+        if self.exhausted && !full && last < end { Err(gap(what, last + 1, end)) } else { Ok(self.events) }
+    }
+}
+
+fn gap(what: &impl std::fmt::Debug, missing: u64, found: u64) -> StoreError {
+    StoreError::Corrupt(format!("{what:?}: event {missing} is missing, though there is {found}"))
+}
+
 pub(crate) fn corrupt(what: &str, value: &str) -> StoreError {
     StoreError::Corrupt(format!("{what}: {:?}", value.chars().take(200).collect::<String>()))
 }
@@ -163,4 +197,12 @@ pub(crate) fn blob_range(run: &RunId) -> (String, String) {
 pub(crate) fn kind_range(filter: &str) -> Option<(String, String)> {
     // '/' follows '.'.
     filter.strip_suffix('.').map(|category| (filter.to_string(), format!("{category}/")))
+}
+
+impl EventQuery {
+    /// The last position that the query asks for, if it asks for all of a range in order and the run is at `position`.
+    pub(crate) fn last_of_all(&self, position: u64) -> Option<u64> {
+        let all = self.fork.is_none() && self.kinds.is_empty() && !self.newest_first;
+        all.then(|| self.before.map_or(position, |b| position.min(b.saturating_sub(1))))
+    }
 }

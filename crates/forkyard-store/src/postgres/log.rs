@@ -9,8 +9,8 @@ use sqlx::{AssertSqlSafe, Executor, PgConnection, Postgres, QueryBuilder, Row};
 use super::batch::Tx;
 use super::ledger;
 use crate::codec::{
-    EventRow, MAX_ANSWER_BYTES, MAX_POSITION, POSITION_BITS, event_id, fence, id_range, int, kind_range,
-    no_fork, no_run, rows, run_id, source, stream_columns, uint,
+    EventRow, MAX_ANSWER_BYTES, MAX_POSITION, POSITION_BITS, Page, event_id, fence, id_range, int,
+    kind_range, no_fork, no_run, rows, run_id, source, stream_columns, uint,
 };
 use crate::{
     Append, AppendJournal, Appended, CreateRun, Created, EventQuery, LeaseToken, NewEvent, Recorded, Result,
@@ -289,18 +289,18 @@ async fn select<'q>(
     run: &RunId,
     query: sqlx::query::Query<'q, Postgres, PgArguments>,
     max_bytes: usize,
-) -> Result<Vec<Recorded>> {
+) -> Result<Page> {
     let mut found = conn.fetch(query);
     let (mut events, mut bytes) = (Vec::new(), 0);
     while let Some(row) = found.try_next().await? {
         let row = event_row(&row)?;
         bytes += row.data.len();
         if bytes > max_bytes && !events.is_empty() {
-            break;
+            return Ok(Page { events, exhausted: false });
         }
         events.push(row.decode(run)?);
     }
-    Ok(events)
+    Ok(Page { events, exhausted: true })
 }
 
 pub(super) async fn read_stream(
@@ -311,12 +311,14 @@ pub(super) async fn read_stream(
 ) -> Result<Vec<Recorded>> {
     let Some(n) = run_number(conn, stream.run()).await? else { return Ok(Vec::new()) };
     let (fork, attempt) = stream_columns(stream);
+    let end = length(conn, n, stream).await?;
     let sql = format!(
         "SELECT {COLUMNS} FROM events WHERE run = $1 AND fork = $2 AND attempt = $3 AND seq > $4 ORDER BY seq LIMIT $5"
     );
     let query =
         sqlx::query(AssertSqlSafe(sql)).bind(n).bind(fork).bind(attempt).bind(int(after)).bind(rows(limit));
-    select(conn, stream.run(), query, MAX_ANSWER_BYTES).await
+    let page = select(conn, stream.run(), query, MAX_ANSWER_BYTES).await?;
+    page.unbroken(stream, |e| e.seq, after, end, rows(limit))
 }
 
 pub(super) async fn read_journals(
@@ -325,11 +327,23 @@ pub(super) async fn read_journals(
     fork: ForkNum,
 ) -> Result<Vec<Recorded>> {
     let Some(n) = run_number(conn, run).await? else { return Ok(Vec::new()) };
-    let sql = format!(
-        "SELECT {COLUMNS} FROM events WHERE run = $1 AND fork = $2 AND attempt >= 0 ORDER BY attempt, seq"
-    );
-    let query = sqlx::query(AssertSqlSafe(sql)).bind(n).bind(i64::from(fork));
-    select(conn, run, query, usize::MAX).await
+    let attempts: Vec<(i64, i64)> = sqlx::query_as(
+        "SELECT attempt, length FROM streams WHERE run = $1 AND fork = $2 AND attempt >= 0 ORDER BY attempt",
+    )
+    .bind(n)
+    .bind(i64::from(fork))
+    .fetch_all(&mut *conn)
+    .await?;
+    let sql =
+        format!("SELECT {COLUMNS} FROM events WHERE run = $1 AND fork = $2 AND attempt = $3 ORDER BY seq");
+    let mut all = Vec::new();
+    for (attempt, length) in attempts {
+        let query = sqlx::query(AssertSqlSafe(sql.clone())).bind(n).bind(i64::from(fork)).bind(attempt);
+        let page = select(conn, run, query, usize::MAX).await?;
+        let stream = StreamId::Journal(run.clone(), fork, crate::codec::attempt(attempt)?);
+        all.extend(page.unbroken(&stream, |e| e.seq, 0, uint(length), i64::MAX)?);
+    }
+    Ok(all)
 }
 
 pub(super) async fn read_run(
@@ -338,9 +352,14 @@ pub(super) async fn read_run(
     query: &EventQuery,
 ) -> Result<Vec<Recorded>> {
     let Some(n) = run_number(conn, run).await? else { return Ok(Vec::new()) };
+    let position = last_position(conn, run).await?;
     let mut sql = range(n, query);
     finish(&mut sql, query);
-    select(conn, run, sql.build(), MAX_ANSWER_BYTES).await
+    let page = select(conn, run, sql.build(), MAX_ANSWER_BYTES).await?;
+    match query.last_of_all(position) {
+        Some(end) => page.unbroken(run, |e| e.position, query.after, end, rows(query.limit)),
+        None => Ok(page.events),
+    }
 }
 
 pub(super) async fn read_sandbox(
@@ -360,7 +379,7 @@ pub(super) async fn read_sandbox(
     let mut sql = range(n, query);
     sql.push(" AND sandbox = ").push_bind(sandbox.as_str());
     finish(&mut sql, query);
-    select(conn, &run_id(run)?, sql.build(), MAX_ANSWER_BYTES).await
+    Ok(select(conn, &run_id(run)?, sql.build(), MAX_ANSWER_BYTES).await?.events)
 }
 
 fn range(n: i64, query: &EventQuery) -> QueryBuilder<Postgres> {

@@ -20,7 +20,7 @@ use forkyard_core::budget::{Ask, Balance};
 use forkyard_core::view::{ForkView, RunView, SandboxView};
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection, PgPool};
+use sqlx::{PgPool, Postgres, Transaction};
 
 use crate::hub::Hub;
 use crate::reservation::Step;
@@ -65,6 +65,11 @@ impl PostgresStore {
         Ok(PostgresStore { batches: batch::Batches::new(pool.clone(), news), pool, hub, _tasks: tasks })
     }
 
+    /// For reads of several statements, which all see the same state.
+    async fn snapshot(&self) -> Result<Transaction<'static, Postgres>> {
+        Ok(self.pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?)
+    }
+
     async fn step(&self, run: &RunId, request: &str, step: Step) -> Result<()> {
         let (of, request) = (run.clone(), request.to_string());
         self.batches
@@ -103,18 +108,18 @@ impl EventLog for PostgresStore {
             .await
     }
     async fn read_stream(&self, stream: &StreamId, after: u64, limit: usize) -> Result<Vec<Recorded>> {
-        log::read_stream(&mut *self.pool.acquire().await?, stream, after, limit).await
+        log::read_stream(&mut *self.snapshot().await?, stream, after, limit).await
     }
     async fn read_run(&self, run: &RunId, query: &EventQuery) -> Result<Vec<Recorded>> {
         check::query(query)?;
-        log::read_run(&mut *self.pool.acquire().await?, run, query).await
+        log::read_run(&mut *self.snapshot().await?, run, query).await
     }
     async fn read_sandbox(&self, sandbox: &SandboxId, query: &EventQuery) -> Result<Vec<Recorded>> {
         check::query(query)?;
-        log::read_sandbox(&mut *self.pool.acquire().await?, sandbox, query).await
+        log::read_sandbox(&mut *self.snapshot().await?, sandbox, query).await
     }
     async fn read_journals(&self, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>> {
-        log::read_journals(&mut *self.pool.acquire().await?, run, fork).await
+        log::read_journals(&mut *self.snapshot().await?, run, fork).await
     }
     async fn last_position(&self, run: &RunId) -> Result<u64> {
         log::last_position(&mut *self.pool.acquire().await?, run).await
@@ -204,9 +209,7 @@ impl Ledger for PostgresStore {
         self.step(run, request, Step::Release).await
     }
     async fn balance(&self, run: &RunId) -> Result<Balance> {
-        let mut conn = self.pool.acquire().await?;
-        let mut tx = conn.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?;
-        ledger::balance(&mut tx, run).await
+        ledger::balance(&mut *self.snapshot().await?, run).await
     }
 }
 

@@ -8,8 +8,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use super::ledger;
 use super::writer::Tx;
 use crate::codec::{
-    EventRow, MAX_ANSWER_BYTES, MAX_POSITION, event_id, fence, id_range, int, kind_range, no_fork, no_run,
-    rows, run_id, source, stream_columns, uint,
+    EventRow, MAX_ANSWER_BYTES, MAX_POSITION, Page, event_id, fence, id_range, int, kind_range, no_fork,
+    no_run, rows, run_id, source, stream_columns, uint,
 };
 use crate::{
     Append, AppendJournal, Appended, CreateRun, Created, EventQuery, LeaseToken, NewEvent, Recorded, Result,
@@ -252,13 +252,7 @@ fn event_row(r: &Row<'_>) -> rusqlite::Result<EventRow> {
     })
 }
 
-fn select(
-    conn: &Connection,
-    run: &RunId,
-    sql: &str,
-    values: Vec<Sql>,
-    max_bytes: usize,
-) -> Result<Vec<Recorded>> {
+fn select(conn: &Connection, run: &RunId, sql: &str, values: Vec<Sql>, max_bytes: usize) -> Result<Page> {
     let mut select = conn.prepare_cached(sql)?;
     let mut found = select.query(params_from_iter(values))?;
     let (mut events, mut bytes) = (Vec::new(), 0);
@@ -266,11 +260,11 @@ fn select(
         let row = event_row(row)?;
         bytes += row.data.len();
         if bytes > max_bytes && !events.is_empty() {
-            break;
+            return Ok(Page { events, exhausted: false });
         }
         events.push(row.decode(run)?);
     }
-    Ok(events)
+    Ok(Page { events, exhausted: true })
 }
 
 pub(super) fn read_stream(
@@ -281,19 +275,33 @@ pub(super) fn read_stream(
 ) -> Result<Vec<Recorded>> {
     let Some(n) = run_number(conn, stream.run())? else { return Ok(Vec::new()) };
     let (fork, attempt) = stream_columns(stream);
+    let end = length(conn, n, stream)?;
     let sql = format!(
         "SELECT {COLUMNS} FROM events WHERE run = ?1 AND fork = ?2 AND attempt = ?3 AND seq > ?4 ORDER BY seq LIMIT ?5"
     );
     let values = [n, fork, attempt, int(after), rows(limit)].map(Sql::Integer).to_vec();
-    select(conn, stream.run(), &sql, values, MAX_ANSWER_BYTES)
+    let page = select(conn, stream.run(), &sql, values, MAX_ANSWER_BYTES)?;
+    page.unbroken(stream, |e| e.seq, after, end, rows(limit))
 }
 
 pub(super) fn read_journals(conn: &Connection, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>> {
     let Some(n) = run_number(conn, run)? else { return Ok(Vec::new()) };
-    let sql = format!(
-        "SELECT {COLUMNS} FROM events WHERE run = ?1 AND fork = ?2 AND attempt >= 0 ORDER BY attempt, seq"
-    );
-    select(conn, run, &sql, [n, i64::from(fork)].map(Sql::Integer).to_vec(), usize::MAX)
+    let attempts: Vec<(i64, i64)> = conn
+        .prepare_cached(
+            "SELECT attempt, length FROM streams WHERE run = ?1 AND fork = ?2 AND attempt >= 0 ORDER BY attempt",
+        )?
+        .query_map((n, fork), |r| Ok((r.get(0)?, r.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    let sql =
+        format!("SELECT {COLUMNS} FROM events WHERE run = ?1 AND fork = ?2 AND attempt = ?3 ORDER BY seq");
+    let mut all = Vec::new();
+    for (attempt, length) in attempts {
+        let values = [n, i64::from(fork), attempt].map(Sql::Integer).to_vec();
+        let page = select(conn, run, &sql, values, usize::MAX)?;
+        let stream = StreamId::Journal(run.clone(), fork, crate::codec::attempt(attempt)?);
+        all.extend(page.unbroken(&stream, |e| e.seq, 0, uint(length), i64::MAX)?);
+    }
+    Ok(all)
 }
 
 pub(super) fn read_run(conn: &Connection, run: &RunId, query: &EventQuery) -> Result<Vec<Recorded>> {
@@ -302,7 +310,11 @@ pub(super) fn read_run(conn: &Connection, run: &RunId, query: &EventQuery) -> Re
     let mut sql = format!("SELECT {COLUMNS} FROM events WHERE id BETWEEN ?1 AND ?2");
     let mut values = vec![Sql::Integer(from), Sql::Integer(to)];
     filter(&mut sql, &mut values, query);
-    select(conn, run, &sql, values, MAX_ANSWER_BYTES)
+    let page = select(conn, run, &sql, values, MAX_ANSWER_BYTES)?;
+    match query.last_of_all(last_position(conn, run)?) {
+        Some(end) => page.unbroken(run, |e| e.position, query.after, end, rows(query.limit)),
+        None => Ok(page.events),
+    }
 }
 
 pub(super) fn read_sandbox(
@@ -322,7 +334,7 @@ pub(super) fn read_sandbox(
     let mut sql = format!("SELECT {COLUMNS} FROM events WHERE id BETWEEN ?1 AND ?2 AND sandbox = ?3");
     let mut values = vec![Sql::Integer(from), Sql::Integer(to), Sql::Text(sandbox.as_str().into())];
     filter(&mut sql, &mut values, query);
-    select(conn, &run_id(run)?, &sql, values, MAX_ANSWER_BYTES)
+    Ok(select(conn, &run_id(run)?, &sql, values, MAX_ANSWER_BYTES)?.events)
 }
 
 /// The rest of a query: which, in which order, how many.

@@ -1,2 +1,5 @@
+mod child;
+mod faults;
 mod postgres;
+mod processes;
 mod sqlite;

@@ -15,3 +15,88 @@ mod conformance {
 
     forkyard_store::conformance!(empty);
 }
+
+use forkyard_core::SandboxId;
+use forkyard_store::conformance::{LONG, entry, event, events, patiently, run_id, start, step};
+use serde_json::json;
+
+/// Another program holds the write lock for a while: writes wait, reads do not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_held_write_lock_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    let store = forkyard_store::open(path.to_str().unwrap()).await.unwrap();
+    let (run, _) = start(&store, "a", 1).await;
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let append = {
+        let (store, run) = (store.clone(), run.clone());
+        tokio::spawn(async move { store.append_journal(entry(&run, 0, 1, 0, events("agent.a", 1))).await })
+    };
+    assert_eq!(store.last_position(&run).await.unwrap(), 1);
+    assert!(!append.is_finished());
+    other.execute_batch("ROLLBACK").unwrap();
+    assert_eq!(patiently("the lock is free", append).await.unwrap().unwrap().seq, 1);
+}
+
+/// Boot time starts anew with the machine, so a lease of another boot has ended, whatever its number says.
+#[tokio::test]
+async fn a_lease_of_another_boot_has_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    let store = forkyard_store::open(path.to_str().unwrap()).await.unwrap();
+    let (run, token) = start(&store, "a", 1).await;
+    assert_eq!(store.acquire(&run, "other", LONG).await.unwrap(), None);
+    let conn = rusqlite::Connection::open(&path).unwrap();
+    conn.execute("UPDATE runs SET lease_boot = 'another'", []).unwrap();
+    assert_eq!(store.claimable(0).await.unwrap(), std::slice::from_ref(&run));
+    let lease = store.acquire(&run, "other", LONG).await.unwrap().unwrap();
+    assert!(lease.token > token);
+}
+
+#[tokio::test]
+async fn sandbox_events_are_a_view_for_everybody() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    let store = forkyard_store::open(path.to_str().unwrap()).await.unwrap();
+    let (run, lease) = start(&store, "a", 1).await;
+    let mut about = event("sandbox.created", json!({ "x": 1 }));
+    about.sandbox = Some(SandboxId::new("box1").unwrap());
+    store.append(step(&run, lease, 1, vec![about, event("run.a", json!(2))], vec![])).await.unwrap();
+    let row: (String, String, String, String, i64) = rusqlite::Connection::open(&path)
+        .unwrap()
+        .query_row(
+            "SELECT sandbox_id, event_type, event_data, source, created_at FROM sandbox_events ORDER BY id",
+            [],
+            |r| Ok((r.get(0)?, r.get(1)?, r.get(2)?, r.get(3)?, r.get(4)?)),
+        )
+        .unwrap();
+    assert_eq!(row, ("box1".into(), "sandbox.created".into(), "{\"x\":1}".into(), "system".into(), 1_000));
+}
+
+/// One request is refused, its neighbours in the same transaction are written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_request_does_not_spoil_its_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    let store = forkyard_store::open(path.to_str().unwrap()).await.unwrap();
+    let (run, _) = start(&store, "a", 40).await;
+    // While the lock is held, all of them wait and make up one batch.
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for fork in 0..40 {
+        let (store, run) = (store.clone(), run.clone());
+        tasks.spawn(async move {
+            let expected = if fork % 3 == 0 { 7 } else { 0 };
+            (fork, store.append_journal(entry(&run, fork, 1, expected, events("agent.a", 2))).await.is_ok())
+        });
+    }
+    tokio::task::yield_now().await;
+    other.execute_batch("ROLLBACK").unwrap();
+    while let Some(done) = tasks.join_next().await {
+        let (fork, ok) = done.unwrap();
+        assert_eq!(ok, fork % 3 != 0);
+        assert_eq!(store.journal_len(&run_id("a"), fork).await.unwrap(), if ok { 2 } else { 0 });
+    }
+}
