@@ -32,7 +32,8 @@ pub struct TurnRequest {
     /// The most that is asked for; less may be sent when money is short.
     pub max_tokens: u32,
     pub effort: Option<Effort>,
-    /// Empty for the agent's own; each subagent's has a name. Each one's last reported size is used for its next estimate.
+    /// `main` (or nothing) for the agent's own; each subagent's has a name; a request that sums one up has a name that begins with
+    /// that one's. Each one's last reported size is used for its next estimate.
     pub conversation: String,
 }
 
@@ -52,7 +53,7 @@ impl TurnRequest {
 
     /// The agent's own conversation, not a subagent's.
     pub fn is_main(&self) -> bool {
-        self.conversation.is_empty()
+        matches!(self.conversation.as_str(), "" | "main")
     }
 }
 

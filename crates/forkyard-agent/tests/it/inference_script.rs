@@ -173,3 +173,31 @@ async fn a_script_is_free_unless_it_names_a_price() {
     assert_eq!(response.cost, Usd::nanos(60 * 4_000 + 50 * 20_000 + 40 * 200));
     assert_eq!(budget.balance().spent, response.cost);
 }
+
+/// The loop replaces a conversation by its first message and a summary.
+#[tokio::test]
+async fn a_summary_carries_the_place_on() {
+    let inference = parse(
+        r#"
+        [[turn]]
+        tools = [{ name = "Bash", input = { command = "one" } }]
+        [[turn]]
+        tools = [{ name = "Bash", input = { command = "two" } }]
+        [[turn]]
+        text = "finished"
+        "#,
+    );
+    let session = session(&inference, &MemoryBudget::unlimited(), 3);
+    let mut main = TurnRequest { conversation: "main".into(), ..request("go") };
+    let first = session.turn(&main, &mut Collect::default()).await.unwrap();
+    let Block::ToolUse { id, .. } = &first.content[0] else { panic!("{first:?}") };
+    let result = Block::result(id, "ok", false);
+    main.messages.extend([Message::assistant(first.content.clone()), Message::results(vec![result])]);
+    session.turn(&main, &mut Collect::default()).await.unwrap();
+
+    let ask = TurnRequest { tools: vec![], conversation: "mainsummary2t1".into(), ..request("sum it up") };
+    let summary = session.turn(&ask, &mut Collect::default()).await.unwrap().text();
+    main.messages.truncate(1);
+    main.messages[0].content.push(Block::text(format!("So far:\n\n{summary}")));
+    assert_eq!(session.turn(&main, &mut Collect::default()).await.unwrap().text(), "finished");
+}

@@ -1,10 +1,13 @@
 //! A model that answers from a file: offline, free, the same every time. For demos and tests.
 //!
 //! Which turn comes next is a function of the file, the fork's number and the conversation alone, so an agent that was killed
-//! and goes on from its journal gets the answers that it would have got. The format is described in docs/script-model.md.
+//! and goes on from its journal gets the answers that it would have got. A summary carries on which turn is next, since it
+//! replaces the conversation that said so. The format is described in docs/script-model.md.
 
 mod file;
 
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,13 +25,42 @@ const NAME: &str = "script";
 const BYTES_PER_TOKEN: u64 = 4;
 const OVER: &str = "The script has no further turn for this conversation.";
 
+/// Stands in a summary, before the number of the next turn.
+const NEXT_TURN_MARK: &str = "[script: next turn ";
+/// Conversations whose place is remembered for their summaries.
+const MAX_PLACES: usize = 4096;
+
 pub struct ScriptBackend {
     script: Script,
+    /// By fork and conversation: the turn after the one that was played last.
+    places: Mutex<HashMap<(u32, String), usize>>,
 }
 
 impl ScriptBackend {
     pub fn new(script: Script) -> ScriptBackend {
-        ScriptBackend { script }
+        ScriptBackend { script, places: Mutex::default() }
+    }
+
+    fn places(&self) -> MutexGuard<'_, HashMap<(u32, String), usize>> {
+        self.places.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    fn remember(&self, fork: u32, conversation: &str, next: usize) {
+        let mut places = self.places();
+        if places.len() >= MAX_PLACES {
+            places.clear();
+        }
+        places.insert((fork, conversation.to_string()), next);
+    }
+
+    /// Of the conversation with the longest name that the summary's begins with.
+    fn summary(&self, fork: u32, conversation: &str) -> ScriptTurn {
+        let places = self.places();
+        let summed_up =
+            places.iter().filter(|((f, name), _)| *f == fork && conversation.starts_with(name.as_str()));
+        let next = summed_up.max_by_key(|((_, name), _)| name.len()).map_or(0, |(_, next)| *next);
+        let text = format!("The task is under way by the script. {NEXT_TURN_MARK}{next}]");
+        ScriptTurn { text: Some(text), ..ScriptTurn::default() }
     }
 
     fn turns(&self, request: &TurnRequest) -> &[ScriptTurn] {
@@ -43,18 +75,38 @@ impl ScriptBackend {
         request: &TurnRequest,
         fork: u32,
     ) -> Option<(usize, &'a ScriptTurn)> {
-        let after = |turn: usize| if turns.get(turn).is_some_and(|t| t.repeat) { turn } else { turn + 1 };
+        let after = |turn: usize| after(turns, turn);
         let find = |from: usize, before: &[Message]| {
             let scene = Scene { fork, last: before.last() };
             (from..turns.len()).find(|i| turns[*i].applies(&scene))
         };
-        let mut at = 0;
+        let mut at = request.messages.first().and_then(marked_turn).unwrap_or(0);
         for (i, message) in request.messages.iter().enumerate().filter(|(_, m)| m.role == Role::Assistant) {
             let played = played_turn(message).or_else(|| find(at, &request.messages[..i]));
             at = played.map_or(at, after);
         }
         find(at, &request.messages).map(|i| (i, &turns[i]))
     }
+}
+
+fn after(turns: &[ScriptTurn], turn: usize) -> usize {
+    if turns.get(turn).is_some_and(|t| t.repeat) { turn } else { turn + 1 }
+}
+
+/// What the last summary said is next.
+fn marked_turn(message: &Message) -> Option<usize> {
+    message.content.iter().rev().find_map(|block| match block {
+        Block::Text { text } => {
+            let (_, rest) = text.rsplit_once(NEXT_TURN_MARK)?;
+            rest.split(']').next()?.parse().ok()
+        }
+        Block::Thinking { .. }
+        | Block::RedactedThinking { .. }
+        | Block::ToolUse { .. }
+        | Block::ToolResult { .. }
+        | Block::Image(_)
+        | Block::Other { .. } => None,
+    })
 }
 
 /// `script_TURN_ANSWER_CALL`
@@ -110,8 +162,23 @@ impl Backend for ScriptBackend {
         let answers = request.messages.iter().filter(|m| m.role == Role::Assistant).count();
         let fill = Fill { fork, answer: answers + 1 };
         let turns = self.turns(request);
-        let over = ScriptTurn { text: Some(OVER.to_string()), ..ScriptTurn::default() };
-        let (number, turn) = self.next(turns, request, fork).unwrap_or((turns.len(), &over));
+        let spare;
+        // An agent always offers tools; without them it asks for a summary.
+        let is_summary = !request.is_main() && request.tools.is_empty();
+        let (number, turn) = match self.next(turns, request, fork).filter(|_| !is_summary) {
+            Some(found) => found,
+            None if is_summary => {
+                spare = self.summary(fork, &request.conversation);
+                (turns.len(), &spare)
+            }
+            None => {
+                spare = ScriptTurn { text: Some(OVER.to_string()), ..ScriptTurn::default() };
+                (turns.len(), &spare)
+            }
+        };
+        if !is_summary {
+            self.remember(fork, &request.conversation, after(turns, number));
+        }
 
         let input = turn.usage.and_then(|u| u.input).unwrap_or(weigh(request, 0) / BYTES_PER_TOKEN);
         let mut usage = Usage { input, ..Usage::default() };
