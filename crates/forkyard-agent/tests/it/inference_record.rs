@@ -139,3 +139,35 @@ fn endpoints_are_checked() {
     let error = Live::new("https://user:secret@example.com").unwrap_err().to_string();
     assert!(!error.contains("secret"), "{error}");
 }
+
+#[test]
+fn providers_are_opened_from_settings() {
+    use forkyard_agent::inference::{ANTHROPIC_BASE_URL, BadProvider, Provider, Traffic};
+    use forkyard_core::pricing::CacheTtl;
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let open = |provider: &Provider, traffic: Traffic| provider.open(&traffic, timeouts()).map(|b| b.name());
+    let anthropic = |key: &str| Provider::Anthropic {
+        key: key.into(),
+        base_url: ANTHROPIC_BASE_URL.into(),
+        shared_ttl: CacheTtl::FiveMinutes,
+    };
+    assert_eq!(open(&anthropic(KEY), Traffic::Live).unwrap(), "anthropic");
+    assert!(matches!(open(&anthropic(" "), Traffic::Live), Err(BadProvider::NoKey { .. })));
+    assert_eq!(open(&anthropic(""), Traffic::Replay(file("empty.jsonl", ""))).unwrap(), "anthropic");
+    assert!(matches!(
+        open(&anthropic(KEY), Traffic::Record(file("there.jsonl", ""))),
+        Err(BadProvider::Record { .. })
+    ));
+    let script = Provider::Script { path: file("s.toml", "[[turn]]\ntext = \"x\"") };
+    assert_eq!(open(&script, Traffic::Live).unwrap(), "script");
+    assert!(matches!(open(&script, Traffic::Record(dir.path().join("new"))), Err(BadProvider::NoTraffic)));
+    let local = Provider::OpenAi { key: None, base_url: "http://localhost:11434/v1".into() };
+    assert_eq!(open(&local, Traffic::Live).unwrap(), "openai");
+    let bad = Provider::OpenAi { key: None, base_url: "localhost:11434".into() };
+    assert!(matches!(open(&bad, Traffic::Live), Err(BadProvider::Endpoint(_))));
+}
