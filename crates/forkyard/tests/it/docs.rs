@@ -17,3 +17,8 @@ fn current(file: &str, generated: &str) {
 fn configuration() {
     current("configuration.md", &forkyard::settings::markdown());
 }
+
+#[test]
+fn cli() {
+    current("cli.md", &forkyard::reference::markdown());
+}

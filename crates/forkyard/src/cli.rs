@@ -1,0 +1,89 @@
+//! The command line as a whole. A command is listed here when it works.
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands;
+use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::settings::{self, Flags, Project, Resolved};
+
+/// Fork a repository into isolated sandboxes, run a coding agent in each, and keep the best result.
+#[derive(Debug, Parser)]
+#[command(name = "forkyard", version, arg_required_else_help = true, max_term_width = 110, after_help = AFTER_HELP)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const AFTER_HELP: &str = "Exit status: 0 success, 1 failure, 2 bad usage, 130 interrupted.";
+
+/// Understood by every command.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Global options")]
+pub struct Global {
+    /// Write JSON: one document, or a line a record where output goes on.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Colour: auto, always or never.
+    #[arg(long, global = true, value_name = "WHEN")]
+    pub color: Option<String>,
+    /// Set any setting for this command; `forkyard config` lists them.
+    #[arg(long = "set", global = true, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Leave the project's own forkyard.toml out.
+    #[arg(long, global = true)]
+    pub no_project_file: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Config(commands::config::ConfigArgs),
+    Trust(commands::trust::TrustArgs),
+    Doctor(commands::doctor::DoctorArgs),
+    Completions(commands::completions::CompletionsArgs),
+}
+
+impl Global {
+    /// What the global options say about settings, before a command adds its own.
+    pub fn flags(&self) -> Result<Flags> {
+        let mut flags = Flags::default();
+        for pair in &self.set {
+            let Some((key, value)) = pair.split_once('=') else {
+                return Err(
+                    CliError::usage(format!("--set {pair}: there is no `=`")).hint("write --set KEY=VALUE")
+                );
+            };
+            let Some(setting) = settings::setting(key.trim()) else {
+                let near = settings::nearest(key, settings::TABLE.iter().map(|s| s.key));
+                let hint = near
+                    .map_or("`forkyard config` lists the keys".into(), |n| format!("did you mean `{n}`?"));
+                return Err(CliError::usage(format!("--set {key}: unknown key")).hint(hint));
+            };
+            flags.set(setting.key, &format!("--set {key}"), value);
+        }
+        flags.set_option("color", "--color", self.color.as_ref());
+        Ok(flags)
+    }
+
+    /// Settings of a command that works around the current folder.
+    pub fn load(&self, flags: Flags) -> Result<Resolved> {
+        let here = std::env::current_dir()?;
+        let project = if self.no_project_file { Project::None } else { Project::Around(&here) };
+        Ok(settings::load(flags, project)?)
+    }
+}
+
+impl Cli {
+    /// Runs the command. Everything that it says goes to `out`.
+    pub fn run(&self, out: &mut Output<'_>) -> Result<Exit> {
+        match &self.command {
+            Command::Config(args) => args.run(&self.global, out),
+            Command::Trust(args) => args.run(&self.global, out),
+            Command::Doctor(args) => args.run(&self.global, out),
+            Command::Completions(args) => args.run(out),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Where a command writes: text for people, one JSON document or a line a record for programs.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::error::Result;
+use crate::render::Style;
+use crate::settings::ColorMode;
+
+/// A command's standard output.
+pub struct Output<'a> {
+    out: &'a mut dyn Write,
+    pub style: Style,
+    pub json: bool,
+}
+
+impl<'a> Output<'a> {
+    pub fn new(out: &'a mut dyn Write, style: Style, json: bool) -> Output<'a> {
+        Output { out, style, json }
+    }
+
+    pub fn stdout(out: &'a mut io::Stdout, color: ColorMode, json: bool) -> Output<'a> {
+        Output { style: Style::stdout(color), out, json }
+    }
+
+    /// Text that is ours, or that has passed through `plain()`.
+    pub fn text(&mut self, text: &str) -> Result<()> {
+        Ok(quiet_pipe(self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()))?)
+    }
+
+    pub fn line(&mut self, line: &str) -> Result<()> {
+        self.text(&format!("{line}\n"))
+    }
+
+    /// One document, as a whole.
+    pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
+        let mut text = serde_json::to_string_pretty(value).map_err(io::Error::from)?;
+        text.push('\n');
+        self.text(&text)
+    }
+
+    /// One record of a stream.
+    pub fn json_line(&mut self, value: &impl Serialize) -> Result<()> {
+        let mut text = serde_json::to_string(value).map_err(io::Error::from)?;
+        text.push('\n');
+        self.text(&text)
+    }
+}
+
+/// A reader that went away (`| head`) has all that it wanted.
+fn quiet_pipe(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
