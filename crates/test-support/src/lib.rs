@@ -1,7 +1,10 @@
 //! Fakes, stand-in servers and fixtures for tests. Never linked into the binary.
 
 pub mod at_exit;
+pub mod memstore;
 pub mod model_server;
 pub mod postgres;
+#[cfg(feature = "sim")]
+pub mod sim;
 
 pub use at_exit::{at_exit, keep_until_exit};

@@ -5,19 +5,19 @@ use crate::task::Output;
 use crate::task::{Task, TaskKind};
 
 impl Fork {
-    pub(super) fn blank(at: Timestamp, plan: ForkPlan) -> Fork {
+    pub(super) fn blank(at: Timestamp, plan: ForkPlan, wish: Wish) -> Fork {
         let mut fork = Fork {
             plan,
             phase: Phase::Budget,
             attempt: Attempt(1),
             pending: Pending::default(),
-            wish: Wish::default(),
+            wish,
             driven: Millis::ZERO,
             since: None,
             sandboxes: BTreeMap::new(),
             work: None,
             agent_ran: false,
-            decided: None,
+            decided: wish.cancelled.then_some(ForkOutcome::Cancelled),
             reached: None,
             report: None,
             collected: None,

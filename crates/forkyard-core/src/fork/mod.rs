@@ -85,7 +85,7 @@ pub enum ForkInput {
 #[serde(tag = "kind", content = "data")]
 pub enum ForkEvent {
     #[serde(rename = "fork.started")]
-    Started { plan: ForkPlan },
+    Started { plan: ForkPlan, wish: Wish },
     #[serde(rename = "fork.task")]
     Task(TaskEvent),
     /// What its run wants of it has changed.
@@ -194,9 +194,9 @@ pub struct Fork {
 
 impl Fork {
     /// A new fork, and its first step.
-    pub fn start(now: Timestamp, plan: ForkPlan) -> (Fork, ForkStep) {
-        let mut fork = Fork::blank(now, plan.clone());
-        let mut step = ForkStep { events: vec![ForkEvent::Started { plan }], effects: vec![] };
+    pub fn start(now: Timestamp, plan: ForkPlan, wish: Wish) -> (Fork, ForkStep) {
+        let mut fork = Fork::blank(now, plan.clone(), wish);
+        let mut step = ForkStep { events: vec![ForkEvent::Started { plan, wish }], effects: vec![] };
         fork.advance(now, &mut step);
         fork.finish_step(&BTreeMap::new(), &mut step);
         (fork, step)
@@ -206,7 +206,7 @@ impl Fork {
     pub fn replay<'a>(events: impl IntoIterator<Item = (Timestamp, &'a ForkEvent)>) -> Option<Fork> {
         let mut events = events.into_iter();
         let mut fork = match events.next() {
-            Some((at, ForkEvent::Started { plan })) => Fork::blank(at, plan.clone()),
+            Some((at, ForkEvent::Started { plan, wish })) => Fork::blank(at, plan.clone(), *wish),
             _ => return None,
         };
         for (at, event) in events {

@@ -79,7 +79,7 @@ pub struct Rig {
 impl Rig {
     pub fn new(plan: ForkPlan) -> Rig {
         let now = Timestamp(1_000_000);
-        let (fork, step) = Fork::start(now, plan);
+        let (fork, step) = Fork::start(now, plan, Wish::default());
         let mut rig =
             Rig { now, fork, log: vec![], tasks: vec![], cancels: vec![], timers: vec![], kinds: vec![] };
         rig.take(step);
