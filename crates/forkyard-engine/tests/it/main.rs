@@ -1,3 +1,4 @@
 //! Tests of the engine crate from outside.
 
 mod git;
+mod sim;

@@ -12,9 +12,9 @@ use forkyard_engine::activity::{Activities, Job};
 use forkyard_engine::sweep::{Found, Yard};
 use forkyard_store::{AppendJournal, NewEvent, Reserve, Source, Store, StoreError};
 
+use super::Bug;
 use super::process::Proc;
 use super::world::{SimSandbox, World};
-use super::Bug;
 
 /// What one answer of the model costs at most, and in fact.
 const WORST: Usd = Usd(100);
@@ -112,6 +112,7 @@ impl SimActivities {
                 if self.world.bug != Some(Bug::LeakedSandbox) || self.world.chance(50) {
                     destroy(&self.world, sandbox);
                 }
+                self.world.with(|w| w.destroyed.insert(sandbox.clone()));
                 Ok(Output::Destroyed)
             }
         }
@@ -124,7 +125,9 @@ impl SimActivities {
     /// Idempotent by id; a newer attempt takes it over.
     fn create(&self, job: &Job, id: &SandboxId, ran: Vec<(String, u32)>, now: Timestamp) {
         self.world.with(|w| {
+            let zombie = w.destroyed.contains(id);
             let s = w.sandboxes.entry(id.clone()).or_insert(SimSandbox {
+                zombie,
                 run: job.run.clone(),
                 alive: true,
                 attempt: job.attempt,
@@ -151,11 +154,17 @@ impl SimActivities {
         });
         let Some(ran) = attached else { return Err(fail(ErrorClass::SandboxLost, "it is gone")) };
         let journals = self.store.read_journals(&job.run, fork).await.map_err(lost)?;
-        // What the journal says; or, in a new sandbox, what its checkpoint has.
-        let same = journals.iter().any(|j| j.event.sandbox.as_ref() == Some(sandbox));
-        let mut turn = if same { journals.len().max(ran.min(journals.len())) } else { ran };
-        turn = turn.min(TURNS);
+        // What the journal says of this sandbox; or, in a new one, what its checkpoint has.
+        let here = journals.iter().filter(|j| j.event.sandbox.as_ref() == Some(sandbox));
+        let last = here.filter_map(|j| j.event.data["turn"].as_u64()).max();
+        let mut turn = last.map_or(ran, |t| t as usize + 1).min(TURNS);
         let mut seq = 0;
+        let heard: Vec<u64> =
+            self.store.pending_messages(&job.run, fork).await.map_err(lost)?.iter().map(|m| m.id).collect();
+        if !heard.is_empty() {
+            let entry = entry("agent.message_injected", sandbox, serde_json::json!({}));
+            seq = self.journal(job, fork, seq, entry, heard).await.map_err(lost)?;
+        }
         while turn < TURNS {
             job.heartbeat.beat();
             let request = format!("f{fork}a{}t{turn}", job.attempt);
@@ -164,7 +173,9 @@ impl SimActivities {
                 match self.store.reserve(&job.run, ask).await.map_err(lost)? {
                     Reserve::Granted => break,
                     Reserve::Stale { .. } => return Err(fail(ErrorClass::Permanent, "stale")),
-                    Reserve::Short { outstanding: false, .. } => return Ok(self.report(AgentStop::BudgetExceeded, turn)),
+                    Reserve::Short { outstanding: false, .. } => {
+                        return Ok(self.report(AgentStop::BudgetExceeded, turn));
+                    }
                     Reserve::Short { .. } | Reserve::Paused => {
                         job.heartbeat.beat();
                         tokio::select! {
@@ -194,23 +205,8 @@ impl SimActivities {
             self.exec(sandbox, job.attempt, &format!("call{turn}"))?;
             self.world.take_time(2000).await;
             self.proc.gate().await;
-            let entry = NewEvent {
-                kind: "agent.turn".into(),
-                version: 1,
-                at: Timestamp(0),
-                source: Source::Agent,
-                sandbox: Some(sandbox.clone()),
-                data: serde_json::json!({ "turn": turn }),
-            };
-            let append = AppendJournal {
-                run: job.run.clone(),
-                fork,
-                attempt: job.attempt,
-                expected: seq,
-                events: vec![entry],
-                deliver: vec![],
-            };
-            seq = self.store.append_journal(append).await.map_err(lost)?.seq;
+            let entry = entry("agent.turn", sandbox, serde_json::json!({ "turn": turn }));
+            seq = self.journal(job, fork, seq, entry, vec![]).await.map_err(lost)?;
             self.checkpoint(&job.run, fork, sandbox, job.attempt);
             turn += 1;
             if self.world.chance(self.world.faults().sandbox_lost) {
@@ -221,6 +217,19 @@ impl SimActivities {
             }
         }
         Ok(self.report(AgentStop::Finished, turn))
+    }
+
+    async fn journal(
+        &self,
+        job: &Job,
+        fork: ForkNum,
+        expected: u64,
+        entry: NewEvent,
+        deliver: Vec<u64>,
+    ) -> Result<u64, StoreError> {
+        let (run, attempt, events) = (job.run.clone(), job.attempt, vec![entry]);
+        let append = AppendJournal { run, fork, attempt, expected, events, deliver };
+        Ok(self.store.append_journal(append).await?.seq)
     }
 
     fn report(&self, stop: AgentStop, turns: usize) -> Output {
@@ -256,6 +265,17 @@ impl SimActivities {
     }
 }
 
+fn entry(kind: &str, sandbox: &SandboxId, data: serde_json::Value) -> NewEvent {
+    NewEvent {
+        kind: kind.into(),
+        version: 1,
+        at: Timestamp(0),
+        source: Source::Agent,
+        sandbox: Some(sandbox.clone()),
+        data,
+    }
+}
+
 fn destroy(world: &World, id: &SandboxId) {
     world.with(|w| {
         if let Some(s) = w.sandboxes.get_mut(id) {
@@ -269,7 +289,10 @@ impl Activities for SimActivities {
     async fn perform(&self, job: Job) -> TaskResult {
         let first = self.once(&job).await;
         // Again from the start, as after a crash that nobody noticed. An agent's turns are not repeated within an attempt.
-        if job.task.kind() != TaskKind::RunAgent && first.is_ok() && self.world.chance(self.world.faults().repeat) {
+        if job.task.kind() != TaskKind::RunAgent
+            && first.is_ok()
+            && self.world.chance(self.world.faults().repeat)
+        {
             let second = self.once(&job).await;
             return if second.is_ok() { second } else { first };
         }

@@ -19,7 +19,7 @@ use forkyard_core::{Millis, RunId, Timestamp};
 use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
 use forkyard_engine::{Engine, sweep};
-use forkyard_store::{ProcessKind, Store, Views};
+use forkyard_store::{ProcessKind, SandboxQuery, Store};
 use tokio_util::sync::CancellationToken;
 
 use crate::memstore::{MemStore, StoreBug};
@@ -67,12 +67,15 @@ pub struct Report {
 impl Report {
     /// One line that does it again.
     pub fn reproduction(&self) -> String {
-        format!("cargo run --release -p test-support --features sim --example simulate -- --seed {}", self.seed)
+        format!(
+            "cargo run --release -p test-support --features sim --example simulate -- --seed {}",
+            self.seed
+        )
     }
 }
 
 /// Nothing takes longer than this in virtual time; a run that does hangs.
-const HORIZON: Duration = Duration::from_secs(7 * 24 * 3600);
+const HORIZON: Duration = Duration::from_secs(2 * 3600);
 
 /// Runs one seed to its end.
 pub fn run_seed(seed: u64, bug: Option<Bug>) -> Report {
@@ -157,6 +160,7 @@ async fn simulate(scenario: Scenario, bug: Option<Bug>) -> Report {
         p.kill();
     }
     world.be_kind();
+    check::check_leaks(&outside.sandboxes(&SandboxQuery::default()).await.unwrap_or_default(), &world);
     let yard = SimYard(world.clone());
     for _ in 0..3 {
         let late = clock.now() + Millis::minutes(600);
@@ -164,7 +168,7 @@ async fn simulate(scenario: Scenario, bug: Option<Bug>) -> Report {
             violations.push(format!("the sweep failed: {e}"));
         }
     }
-    let events = check::check(&*mem, &world, &shadow, &scenario, &mut violations).await;
+    let events = check::check(&mem, &world, &shadow, &scenario, &mut violations).await;
     Report { seed, events, crashes, virtual_ms: start.elapsed().as_millis() as u64, violations }
 }
 
@@ -187,8 +191,13 @@ impl Process {
         let (mem, world, shadow) = (mem.clone(), world.clone(), shadow.clone());
         let (host_limit, crash_after) = (scenario.host_limit, scenario.crash_after);
         let make = move |proc: Arc<Proc>| {
-            let store: Arc<dyn Store> =
-                Arc::new(SimStore::new(mem.clone(), world.clone(), shadow.clone(), proc.clone(), crash_after));
+            let store: Arc<dyn Store> = Arc::new(SimStore::new(
+                mem.clone(),
+                world.clone(),
+                shadow.clone(),
+                proc.clone(),
+                crash_after,
+            ));
             let activities = Arc::new(SimActivities::new(world.clone(), proc.clone(), store.clone()));
             let mut config = EmbeddedConfig::new(world.host(), format!("p{i}g{}", proc.generation));
             config.host_limit = host_limit;

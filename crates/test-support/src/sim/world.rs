@@ -1,6 +1,6 @@
 //! What is outside of Forkyard: sandboxes, a model that bills, refs. Remembers what was done to it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ pub struct SimSandbox {
     pub alive: bool,
     pub attempt: Attempt,
     pub created_at: Timestamp,
+    /// Made by a process that did not know that it had been destroyed: the sweep's business.
+    pub zombie: bool,
     /// The agent's commands that ran here, in order, with how often each did.
     pub ran: Vec<(String, u32)>,
 }
@@ -35,6 +37,8 @@ pub struct SimSandbox {
 #[derive(Default)]
 pub struct State {
     pub sandboxes: BTreeMap<SandboxId, SimSandbox>,
+    /// Ids that somebody was told are destroyed.
+    pub destroyed: BTreeSet<SandboxId>,
     /// The last checkpoint of each fork: what had run then.
     pub checkpoints: BTreeMap<(RunId, ForkNum), Vec<(String, u32)>>,
     pub billed: BTreeMap<RunId, Usd>,
