@@ -43,6 +43,12 @@ fn raise(sender: &watch::Sender<u64>, change: u64) {
     });
 }
 
+/// A run that was deleted and made anew counts from the start again, so smaller is news too; so is what was overtaken on
+/// its way, which costs a look.
+fn differ(sender: &watch::Sender<u64>, change: u64) {
+    sender.send_if_modified(|seen| std::mem::replace(seen, change) != change);
+}
+
 impl Hub {
     fn lock(&self) -> MutexGuard<'_, Watchers> {
         // Nothing in here panics half way through a change.
@@ -74,8 +80,8 @@ impl Hub {
     pub(crate) fn heard(&self, run: &RunId, change: u64) {
         let watchers = self.lock();
         match watchers.runs.get(run) {
-            Some(sender) if change == 0 => sender.send_modify(|_| ()),
-            Some(sender) => raise(sender, change),
+            Some(sender) if change == 0 => sender.send_modify(|seen| *seen = 0),
+            Some(sender) => differ(sender, change),
             None => {}
         }
         watchers.any.send_modify(|_| ());
@@ -84,7 +90,7 @@ impl Hub {
     /// As [`Hub::heard`], by somebody who looked only at this run.
     pub(crate) fn found(&self, run: &RunId, change: u64) {
         if let Some(sender) = self.lock().runs.get(run) {
-            raise(sender, change);
+            differ(sender, change);
         }
     }
 

@@ -100,3 +100,53 @@ impl Held {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forkyard_core::budget::{BudgetLimits, Ledger};
+
+    use super::*;
+
+    /// The running sums of any history are those of the pure ledger.
+    #[test]
+    fn steps_agree_with_the_pure_ledger() {
+        let steps = [Step::Sent, Step::Shrink(Usd(30)), Step::Settle(Usd(20)), Step::Release];
+        for history in 0..4_usize.pow(4) {
+            let ask = Ask { fork: 0, attempt: Attempt(1), request: "r".into(), worst: Usd(50) };
+            let mut ledger = Ledger::new(BudgetLimits::default());
+            ledger.reserve(ask);
+            let mut held =
+                Held { fork: 0, attempt: Attempt(1), amount: Usd(50), state: ReservationState::Reserved };
+            let mut sums = (50, 0);
+            for digit in 0..4 {
+                let step = steps[history / 4_usize.pow(digit) % 4];
+                let pure = match step {
+                    Step::Sent => ledger.sent("r"),
+                    Step::Shrink(worst) => ledger.shrink("r", worst),
+                    Step::Settle(cost) => ledger.settle("r", cost),
+                    Step::Release => ledger.release("r"),
+                };
+                match held.step(step, "r") {
+                    Ok(Some((after, change))) => {
+                        pure.unwrap();
+                        held = after;
+                        sums = (sums.0 + change.reserved, sums.1 + change.spent);
+                    }
+                    // A repetition: the pure ledger may call it closed, but nothing changes.
+                    Ok(None) => {}
+                    Err(_) => assert!(pure.is_err(), "{history}: {step:?} of {held:?}"),
+                }
+                let balance = ledger.balance();
+                assert_eq!(
+                    (usd(sums.0), usd(sums.1)),
+                    (balance.reserved, balance.spent),
+                    "{history}: {step:?}"
+                );
+            }
+        }
+    }
+
+    fn usd(n: i64) -> Usd {
+        Usd(u64::try_from(n).unwrap())
+    }
+}

@@ -19,6 +19,7 @@ pub struct Postgres {
     folder: PathBuf,
     server: Mutex<Option<Server>>,
     databases: AtomicU32,
+    arguments: Vec<String>,
 }
 
 struct Server {
@@ -36,13 +37,22 @@ impl Postgres {
 
     /// An instance of one's own, to be killed and restarted.
     pub fn start() -> Postgres {
+        Postgres::start_with(&[])
+    }
+
+    /// With arguments of one's own for the server.
+    pub fn start_with(arguments: &[&str]) -> Postgres {
         let folder = tempfile::Builder::new().prefix("forkyard-pg-").tempdir().expect("a temporary folder");
         let path = folder.path().to_path_buf();
         if is_root() {
             std::os::unix::fs::chown(&path, Some(UNPRIVILEGED), Some(UNPRIVILEGED)).expect("chown");
         }
-        let postgres =
-            Postgres { folder: path.clone(), server: Mutex::new(None), databases: AtomicU32::new(0) };
+        let postgres = Postgres {
+            folder: path.clone(),
+            server: Mutex::new(None),
+            databases: AtomicU32::new(0),
+            arguments: arguments.iter().map(ToString::to_string).collect(),
+        };
         let data = path.join("data");
         run(tool("initdb").arg("-D").arg(&data).args([
             "--auth=trust",
@@ -106,6 +116,7 @@ impl Postgres {
                 "-c",
                 "max_connections=200",
             ])
+            .args(&self.arguments)
             .stdout(Stdio::null())
             .stderr(std::fs::File::create(self.folder.join("log")).expect("a log file"));
         // SAFETY: prctl is a plain system call; nothing is allocated between fork and exec.

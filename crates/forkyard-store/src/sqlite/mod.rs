@@ -52,6 +52,7 @@ impl SqliteStore {
             _ => StoreError::Unavailable(format!("{} can't be used: {e}", folder.display())),
         };
         std::fs::create_dir_all(folder).map_err(failed)?;
+        schema::make_private(path).map_err(failed)?;
         let mut conn = schema::connect(path)?;
         schema::migrate(&mut conn)?;
         // The file's name is durable too.

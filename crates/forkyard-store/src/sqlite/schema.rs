@@ -1,6 +1,7 @@
 //! Opening a database file, and bringing its schema up to date.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
@@ -45,6 +46,30 @@ pub(super) fn connect(path: &Path) -> Result<Connection> {
         )));
     }
     Ok(conn)
+}
+
+/// Makes the file, if it is missing, for its owner alone: prompts and transcripts are nobody else's. SQLite gives its
+/// other files the same mode.
+///
+/// By a link, not by opening it: closing a file that another thread has open with SQLite would drop the locks of this
+/// process on it.
+pub(super) fn make_private(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    if path.exists() {
+        return Ok(());
+    }
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".new-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+    let new = Path::new(&name);
+    std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(new)?;
+    let linked = std::fs::hard_link(new, path);
+    std::fs::remove_file(new)?;
+    match linked {
+        // Another process was faster.
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(e),
+        _ => Ok(()),
+    }
 }
 
 pub(super) fn migrate(conn: &mut Connection) -> Result<()> {

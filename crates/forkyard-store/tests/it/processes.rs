@@ -64,7 +64,8 @@ async fn a_killed_writer_loses_nothing(url: String) {
     let store = forkyard_store::open(&url).await.unwrap();
     start(&store, "a", 4).await;
     let mut answered = BTreeSet::new();
-    for round in 0..6 {
+    let full = std::env::var("FORKYARD_TEST_SCALE").is_ok_and(|scale| scale == "full");
+    for round in 0..if full { 60 } else { 6 } {
         let mut writer = Process::start("write", &url, "0 4 1000000");
         let mut lines = writer.lines();
         for _ in 0..5 + round * 23 {

@@ -100,3 +100,21 @@ async fn a_refused_request_does_not_spoil_its_batch() {
         assert_eq!(store.journal_len(&run_id("a"), fork).await.unwrap(), if ok { 2 } else { 0 });
     }
 }
+
+/// Prompts and transcripts are nobody else's business.
+#[tokio::test]
+async fn the_files_are_the_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    let store = forkyard_store::open(path.to_str().unwrap()).await.unwrap();
+    start(&store, "a", 1).await;
+    let mut names = Vec::new();
+    for file in std::fs::read_dir(folder.path()).unwrap() {
+        let file = file.unwrap();
+        names.push(file.file_name().into_string().unwrap());
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600, "{names:?}");
+    }
+    names.sort();
+    assert_eq!(names, ["store.db", "store.db-shm", "store.db-wal"]);
+}
