@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use forkyard_core::pricing::{InputKind, ModelFacts, Usage};
 
+use super::transport::Reply;
 use super::{Block, Delta, StopReason, TurnRequest};
 
 /// A provider of answers. Dropping the future of a method ends the request at once.
@@ -25,6 +27,31 @@ pub trait Backend: Send + Sync {
     async fn count_tokens(&self, call: &Call<'_>) -> Option<u64>;
 
     async fn once(&self, call: &Call<'_>, watch: &mut dyn Watch) -> Result<Answer, Failure>;
+
+    /// Sends a request that is in the provider's own format already. Only a provider that speaks Anthropic's can.
+    async fn relay(&self, _: Relay) -> Result<Passed, Failure> {
+        Err(Failure::rejected(format!("requests can't be passed on to {}", self.name())))
+    }
+
+    async fn count_raw(&self, _: Relay) -> Option<u64> {
+        None
+    }
+}
+
+/// A request to `/v1/messages` in the API's own format.
+#[derive(Debug, Clone, Default)]
+pub struct Relay {
+    pub body: Bytes,
+    /// Of the request's headers these two are passed on: `anthropic-version` and `anthropic-beta`.
+    pub version: Option<String>,
+    pub beta: Option<String>,
+}
+
+/// What came back.
+pub struct Passed {
+    pub reply: Reply,
+    /// What it means, if it is an error.
+    pub failure: Option<Failure>,
 }
 
 /// What one try sends.

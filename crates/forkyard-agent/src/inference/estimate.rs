@@ -15,6 +15,8 @@ use super::{Block, Message, ResultPart, ToolDef, TurnRequest};
 const FRAME_TOKENS: u64 = 24;
 /// The provider's own instructions for tool use and thinking, which a request does not show; some hundred tokens.
 const HIDDEN_TOKENS: u64 = 2048;
+/// No model reads more: bounds what bytes do not (documents, which are made of pages).
+pub const MAX_CONTEXT_TOKENS: u64 = 2_000_000;
 /// A provider calls its count an estimate: this much is added.
 const COUNT_MARGIN_TOKENS: u64 = 128;
 const COUNT_MARGIN_DIVISOR: u64 = 32;
@@ -60,6 +62,11 @@ pub fn weigh(request: &TurnRequest, image_tokens: u64) -> u64 {
         + text(&request.system)
         + request.tools.iter().map(tool).sum::<u64>()
         + weigh_messages(&request.messages, image_tokens)
+}
+
+/// Of a request in a provider's own format, whose text is all of its JSON.
+pub fn weigh_raw(text_bytes: u64, images: u64, image_tokens: u64) -> u64 {
+    HIDDEN_TOKENS + text_bytes + images * (image_tokens + FRAME_TOKENS)
 }
 
 /// What a provider's count bounds.

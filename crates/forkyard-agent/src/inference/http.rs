@@ -7,9 +7,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use forkyard_core::pricing::InputKind;
 use futures::StreamExt;
+use futures::stream::{self, BoxStream};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::backend::{Answer, Backend, Billing, Call, Failure, FailureKind, RateLimits, Watch};
+use super::backend::{
+    Answer, Backend, Billing, Call, Failure, FailureKind, Passed, RateLimits, Relay, Watch,
+};
 use super::sse::{SseEvent, SseParser};
 use super::transport::{Headers, Post, Reply, Transport, TransportError};
 
@@ -52,6 +55,13 @@ pub trait Wire: Send + Sync {
     fn decoder(&self, headers: &Headers) -> Box<dyn Decoder>;
     fn failure(&self, status: u16, headers: &Headers, body: &[u8]) -> Failure;
     fn rate_limits(&self, headers: &Headers) -> RateLimits;
+    /// None where requests of others can't be passed on.
+    fn relay(&self, _: Relay) -> Option<Post> {
+        None
+    }
+    fn relay_count(&self, _: Relay) -> Option<Post> {
+        None
+    }
 }
 
 /// Puts one answer together from its events.
@@ -109,6 +119,15 @@ impl<W: Wire> HttpBackend<W> {
         decoder.finish()
     }
 
+    async fn post_count(&self, post: Post) -> Option<u64> {
+        let counted = timeout(COUNT_TIMEOUT, async {
+            let mut reply = self.transport.post(post).await.ok()?;
+            let body = self.error_body(&mut reply).await;
+            (reply.status == 200).then(|| self.wire.counted(&body)).flatten()
+        });
+        counted.await.ok().flatten()
+    }
+
     async fn error_body(&self, reply: &mut Reply) -> Vec<u8> {
         let mut body = Vec::new();
         // What could be read in time has to do.
@@ -150,13 +169,7 @@ impl<W: Wire> Backend for HttpBackend<W> {
     }
 
     async fn count_tokens(&self, call: &Call<'_>) -> Option<u64> {
-        let post = self.wire.count(call)?;
-        let counted = timeout(COUNT_TIMEOUT, async {
-            let mut reply = self.transport.post(post).await.ok()?;
-            let body = self.error_body(&mut reply).await;
-            (reply.status == 200).then(|| self.wire.counted(&body)).flatten()
-        });
-        counted.await.ok().flatten()
+        self.post_count(self.wire.count(call)?).await
     }
 
     async fn once(&self, call: &Call<'_>, watch: &mut dyn Watch) -> Result<Answer, Failure> {
@@ -165,6 +178,52 @@ impl<W: Wire> Backend for HttpBackend<W> {
             Err(Failure::lost(format!("no whole answer within {} s", self.timeouts.total.as_secs_f32())))
         })
     }
+
+    async fn relay(&self, relay: Relay) -> Result<Passed, Failure> {
+        let Some(post) = self.wire.relay(relay) else {
+            return Err(Failure::rejected(format!("requests can't be passed on to {}", self.name())));
+        };
+        let deadline = Instant::now() + self.timeouts.total;
+        let slow =
+            |_| Failure::lost(format!("no answer within {} s", self.timeouts.first_byte.as_secs_f32()));
+        let reply = timeout(self.timeouts.first_byte, self.transport.post(post)).await.map_err(slow)?;
+        let mut reply = reply.map_err(broken)?;
+        if (200..300).contains(&reply.status) {
+            let body = bounded(reply.body, self.timeouts.idle, deadline);
+            return Ok(Passed { reply: Reply { body, ..reply }, failure: None });
+        }
+        let body = self.error_body(&mut reply).await;
+        let failure = self.wire.failure(reply.status, &reply.headers, &body);
+        let body = stream::iter([Ok(Bytes::from(body))]).boxed();
+        Ok(Passed { reply: Reply { body, ..reply }, failure: Some(failure) })
+    }
+
+    async fn count_raw(&self, relay: Relay) -> Option<u64> {
+        self.post_count(self.wire.relay_count(relay)?).await
+    }
+}
+
+type Body = BoxStream<'static, Result<Bytes, TransportError>>;
+
+/// A body that ends with an error if it is silent for too long, lasts too long or grows too large.
+fn bounded(body: Body, idle: Duration, deadline: Instant) -> Body {
+    let end = |message: String| TransportError { message, unsent: false, permanent: false };
+    stream::unfold(Some((body, 0_u64)), move |state| async move {
+        let (mut body, mut bytes) = state?;
+        let patience = deadline.min(Instant::now() + idle);
+        let chunk = match timeout_at(patience, body.next()).await {
+            Ok(None) => return None,
+            Ok(Some(chunk)) => chunk,
+            Err(_) => Err(end("the stream was silent for too long".into())),
+        };
+        bytes += chunk.as_ref().map_or(0, |c| c.len() as u64);
+        if bytes > MAX_STREAM_BYTES {
+            return Some((Err(end(format!("the answer is larger than {MAX_STREAM_BYTES} bytes"))), None));
+        }
+        let rest = chunk.is_ok().then_some((body, bytes));
+        Some((chunk, rest))
+    })
+    .boxed()
 }
 
 /// `retry-after-ms`, else `retry-after` in seconds or as a date.

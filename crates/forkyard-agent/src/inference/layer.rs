@@ -6,9 +6,8 @@
 //!          └───────────── delay (retry-after, backoff) ─────────────┴─ failed: settled at 0 or at its worst case
 //! ```
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::RandomState;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use forkyard_core::pricing::{InputKind, ModelFacts, PriceBook, Usage};
@@ -19,13 +18,14 @@ use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
 use super::backend::{Answer, Backend, Billing, Call, Failure, RateLimits, Watch};
-use super::estimate::{Conversations, bound_of_count, shared_prefix, weigh};
+use super::estimate::{Conversations, shared_prefix, weigh};
 use super::limiter::Limiter;
-use super::reserve::{Reservation, Spent, ask};
+use super::purse::{Admitted, Bound, Counter, Purse, Wish};
+use super::reserve::Reservation;
 use super::retry::{Retries, RetrySettings};
 use super::warm::{Leader, WarmPrefixes};
 use super::{Delta, DeltaSink, InferenceError, Message, Model, Notice, TurnRequest, TurnResponse};
-use crate::ports::{Ask, Grant, Ledger, Sent};
+use crate::ports::Ledger;
 
 /// Below this an answer can't hold a useful tool call: rather no request than a cut one.
 pub const MIN_USEFUL_OUTPUT_TOKENS: u32 = 1024;
@@ -45,10 +45,10 @@ impl Default for InferenceSettings {
 /// One provider with one account, shared by all forks of the process. Clones share everything.
 #[derive(Clone)]
 pub struct Inference {
-    backend: Arc<dyn Backend>,
+    pub(super) backend: Arc<dyn Backend>,
     prices: Arc<PriceBook>,
-    settings: InferenceSettings,
-    limiter: Arc<Limiter>,
+    pub(super) settings: InferenceSettings,
+    pub(super) limiter: Arc<Limiter>,
     warm: Arc<WarmPrefixes>,
     hasher: RandomState,
 }
@@ -78,7 +78,7 @@ impl Inference {
         self.facts(model).map(|_| ()).ok_or_else(|| InferenceError::NoPrice { model: model.to_string() })
     }
 
-    fn facts(&self, model: &str) -> Option<&ModelFacts> {
+    pub(super) fn facts(&self, model: &str) -> Option<&ModelFacts> {
         self.prices.get(self.backend.priced_as(self.prices.resolve(model)))
     }
 
@@ -87,11 +87,9 @@ impl Inference {
     pub fn session(&self, session: SessionSpec) -> Session {
         Session {
             inference: self.clone(),
-            nonce: RandomState::new().hash_one(&session.key),
+            purse: Purse::new(Arc::clone(&session.ledger), &session.key),
             spec: session,
-            requests: AtomicU64::new(0),
             conversations: Conversations::default(),
-            spent: Spent::default(),
         }
     }
 }
@@ -107,14 +105,10 @@ pub struct SessionSpec {
 
 /// A [`Model`] whose requests are limited, retried, metered and paid for. Shared by an agent and its subagents.
 pub struct Session {
-    inference: Inference,
-    spec: SessionSpec,
-    /// Keeps the requests of two sessions apart, also if they were given the same key.
-    nonce: u64,
-    /// Numbers reservations: one that was released is never asked for again.
-    requests: AtomicU64,
+    pub(super) inference: Inference,
+    pub(super) spec: SessionSpec,
+    pub(super) purse: Purse,
     conversations: Conversations,
-    spent: Spent,
 }
 
 #[async_trait]
@@ -161,26 +155,8 @@ fn record_outcome(span: &Span, result: &Result<TurnResponse, InferenceError>) {
 struct Turn<'a> {
     request: &'a TurnRequest,
     model: &'a str,
-    facts: Option<&'a ModelFacts>,
-    kind: InputKind,
-    /// The bound on the input, and how it came to be.
-    input: u64,
-    bound: Bound,
+    wish: Wish<'a>,
     prefix: Option<u64>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Bound {
-    Bytes,
-    /// Of the conversation's last answer, plus bytes.
-    Reported,
-    Counted,
-}
-
-impl Turn<'_> {
-    fn worst(&self, input: u64, output: u32) -> Usd {
-        self.facts.map_or(Usd::ZERO, |f| f.worst_case(self.kind, input, u64::from(output)))
-    }
 }
 
 /// How a try went that sent something.
@@ -192,7 +168,7 @@ struct Tried {
 impl Session {
     /// All that was spent through this session, lost answers and failed turns included.
     pub fn spent(&self) -> (Usd, Usage) {
-        self.spent.get()
+        self.purse.spent()
     }
 
     fn span(&self, request: &TurnRequest) -> Span {
@@ -249,7 +225,7 @@ impl Session {
     fn begin<'a>(&'a self, request: &'a TurnRequest) -> Result<Turn<'a>, InferenceError> {
         let inference = &self.inference;
         let facts = inference.facts(&request.model);
-        if facts.is_none() && self.spec.ledger.limited() {
+        if facts.is_none() && self.purse.limited() {
             return Err(InferenceError::NoPrice { model: request.model.clone() });
         }
         let image_tokens = facts.map_or(0, |f| f.image_tokens);
@@ -263,7 +239,9 @@ impl Session {
             InputKind::Cached(_) => shared_prefix(request, &inference.hasher),
         };
         let model = inference.prices.resolve(&request.model);
-        Ok(Turn { request, model, facts, kind, input, bound, prefix })
+        let most = request.max_tokens;
+        let least = inference.settings.min_output_tokens.min(most);
+        Ok(Turn { request, model, wish: Wish { facts, kind, input, bound, most, least }, prefix })
     }
 
     /// One request, sent once.
@@ -278,26 +256,10 @@ impl Session {
             Some(prefix) if turn.request.messages.len() == 1 => inference.warm.enter(prefix).await,
             Some(_) | None => None,
         };
-        let (mut reservation, max_tokens, permit) = loop {
-            let changed = self.spec.ledger.changed();
-            let (mut reservation, max_tokens) = self.reserve(turn, deltas).await?;
-            if let Some(closed) = inference.limiter.closed_for() {
-                let delay_ms = u64::try_from(closed.as_millis()).unwrap_or(u64::MAX);
-                deltas.delta(Delta::Notice(&Notice::RateLimited { delay_ms }));
-            }
-            let permit = inference.limiter.acquire().await;
-            match reservation.mark_sent().await? {
-                Sent::Go => break (reservation, max_tokens, permit),
-                Sent::Stale => return Err(InferenceError::Stale),
-                Sent::Cancelled => return Err(InferenceError::Cancelled),
-                Sent::Paused => {
-                    drop(permit);
-                    reservation.release().await;
-                    deltas.delta(Delta::Notice(&Notice::WaitingWhilePaused));
-                    changed.await;
-                }
-            }
-        };
+        let (request, model, facts) = (turn.request, turn.model, turn.wish.facts);
+        let counter = CountCall { backend: inference.backend.as_ref(), request, model, facts };
+        let admitted = self.purse.admit(&mut turn.wish, &counter, &inference.limiter, deltas).await?;
+        let Admitted { mut reservation, max_tokens, permit } = admitted;
         let call = self.call(turn, max_tokens);
         let mut watch = TryWatch {
             deltas,
@@ -312,9 +274,7 @@ impl Session {
         drop(watch);
         drop(permit);
         let cost = match &result {
-            Ok(Answer { usage: Some(usage), .. }) => {
-                reservation.settle(turn.facts.map_or(Usd::ZERO, |f| f.cost(usage)), usage).await
-            }
+            Ok(Answer { usage: Some(usage), .. }) => reservation.settle(turn.wish.cost(usage), usage).await,
             Ok(Answer { usage: None, .. }) | Err(Failure { billing: Billing::Unknown, .. }) => {
                 reservation.settle_at_worst().await
             }
@@ -329,77 +289,13 @@ impl Session {
     }
 
     fn call<'a>(&self, turn: &Turn<'a>, max_tokens: u32) -> Call<'a> {
-        Call { request: turn.request, model: turn.model, facts: turn.facts, max_tokens, fork: self.spec.fork }
-    }
-
-    /// Sets the worst case aside; waits while others hold the money, then asks for less output, and gives up only when the
-    /// smallest useful request does not fit with nothing outstanding.
-    async fn reserve(
-        &self,
-        turn: &mut Turn<'_>,
-        deltas: &mut dyn DeltaSink,
-    ) -> Result<(Reservation, u32), InferenceError> {
-        let ledger = &self.spec.ledger;
-        let number = self.requests.fetch_add(1, Ordering::Relaxed);
-        let key = format!("{}/{:016x}/{number}", self.spec.key, self.nonce);
-        let full = turn.request.max_tokens;
-        let least = self.inference.settings.min_output_tokens.min(full);
-        let mut max_tokens = full;
-        let mut told = None;
-        loop {
-            let changed = ledger.changed();
-            let wish = Ask {
-                request: key.clone(),
-                worst: turn.worst(turn.input, max_tokens),
-                smallest: turn.worst(turn.input, least),
-            };
-            match ask(ledger, &wish).await? {
-                Grant::Granted { id } => {
-                    let mut reservation =
-                        Reservation::new(Arc::clone(ledger), id, wish.worst, self.spent.clone());
-                    // Counted only once money is granted: while a run is paused nothing is sent at all.
-                    if turn.bound == Bound::Bytes && ledger.limited() {
-                        self.count(turn, max_tokens).await;
-                        reservation.shrink(turn.worst(turn.input, max_tokens));
-                    }
-                    return Ok((reservation, max_tokens));
-                }
-                Grant::Stale => return Err(InferenceError::Stale),
-                Grant::Cancelled => return Err(InferenceError::Cancelled),
-                Grant::Paused => {
-                    tell(deltas, &mut told, Notice::WaitingWhilePaused);
-                    changed.await;
-                }
-                // A closer bound may be all that is missing.
-                Grant::Short { .. } if turn.bound != Bound::Counted => self.count(turn, max_tokens).await,
-                Grant::Short { available, outstanding: true } => {
-                    max_tokens = full;
-                    let needed = turn.worst(turn.input, full);
-                    tell(deltas, &mut told, Notice::WaitingForBudget { needed, available });
-                    changed.await;
-                }
-                Grant::Short { available, outstanding: false } => {
-                    let affordable = turn
-                        .facts
-                        .map_or(0, |f| f.affordable_output(turn.kind, turn.input, available))
-                        .min(u64::from(full));
-                    let affordable = u32::try_from(affordable).expect("at most the u32 that was asked for");
-                    if affordable < least {
-                        return Err(InferenceError::BudgetExceeded { needed: wish.smallest, available });
-                    }
-                    tell(deltas, &mut told, Notice::LoweredMaxTokens { from: full, to: affordable });
-                    max_tokens = affordable;
-                }
-            }
+        Call {
+            request: turn.request,
+            model: turn.model,
+            facts: turn.wish.facts,
+            max_tokens,
+            fork: self.spec.fork,
         }
-    }
-
-    async fn count(&self, turn: &mut Turn<'_>, max_tokens: u32) {
-        if let Some(counted) = self.inference.backend.count_tokens(&self.call(turn, max_tokens)).await {
-            // What the layer knows bounds the input too: the smaller one holds.
-            turn.input = turn.input.min(bound_of_count(counted));
-        }
-        turn.bound = Bound::Counted;
     }
 
     fn response(&self, turn: &Turn<'_>, answer: Answer, cost: Usd, tries: u32) -> TurnResponse {
@@ -420,11 +316,18 @@ impl Session {
     }
 }
 
-/// Once per kind of wait.
-fn tell(deltas: &mut dyn DeltaSink, told: &mut Option<Notice>, notice: Notice) {
-    if told.as_ref().map(std::mem::discriminant) != Some(std::mem::discriminant(&notice)) {
-        deltas.delta(Delta::Notice(&notice));
-        *told = Some(notice);
+struct CountCall<'a> {
+    backend: &'a dyn Backend,
+    request: &'a TurnRequest,
+    model: &'a str,
+    facts: Option<&'a ModelFacts>,
+}
+
+#[async_trait]
+impl Counter for CountCall<'_> {
+    async fn count(&self) -> Option<u64> {
+        let CountCall { backend, request, model, facts } = *self;
+        backend.count_tokens(&Call { request, model, facts, max_tokens: 0, fork: None }).await
     }
 }
 
@@ -448,9 +351,7 @@ impl Watch for TryWatch<'_, '_> {
             self.warm.warmed(prefix);
         }
         self.leader = None;
-        // The kinds are known now, so each is counted at its own price.
-        let most = Usage { output: u64::from(self.max_tokens).max(usage.output), ..*usage };
-        self.reservation.shrink(self.turn.facts.map_or(Usd::ZERO, |f| f.cost(&most)));
+        self.reservation.shrink(self.turn.wish.worst_after(usage, self.max_tokens));
     }
 
     fn rate_limits(&mut self, limits: &RateLimits) {

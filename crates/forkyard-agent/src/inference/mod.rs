@@ -17,7 +17,9 @@ mod message;
 mod model;
 mod open;
 mod openai;
+mod purse;
 mod record;
+mod relay;
 mod reserve;
 mod retry;
 mod script;
@@ -26,7 +28,7 @@ mod transport;
 mod warm;
 
 pub use anthropic::{Anthropic, DEFAULT_BASE_URL as ANTHROPIC_BASE_URL};
-pub use backend::{Answer, Backend, Billing, Call, Failure, FailureKind, RateLimits, Watch};
+pub use backend::{Answer, Backend, Billing, Call, Failure, FailureKind, Passed, RateLimits, Relay, Watch};
 pub use error::InferenceError;
 pub use http::{HttpBackend, MAX_STREAM_BYTES, Timeouts, Wire};
 pub use layer::{Inference, InferenceSettings, MIN_USEFUL_OUTPUT_TOKENS, Session, SessionSpec};
@@ -35,6 +37,7 @@ pub use model::{Collect, Delta, DeltaSink, Effort, Model, Notice, Silent, TurnRe
 pub use open::{BadProvider, Provider, Traffic};
 pub use openai::{DEFAULT_BASE_URL as OPENAI_BASE_URL, OpenAi};
 pub use record::{BadRecording, Recorder, Replay};
+pub use relay::{MAX_RELAY_BYTES, Relayed};
 pub use retry::{Jitter, RetrySettings};
 pub use script::{BadScript, Script, ScriptBackend};
 pub use transport::{BadEndpoint, Headers, Live, Post, Reply, Transport, TransportError};

@@ -10,6 +10,7 @@ mod inference_faults;
 mod inference_fixtures;
 mod inference_openai;
 mod inference_record;
+mod inference_relay;
 mod inference_script;
 mod inference_support;
 mod inference_wire;

@@ -32,7 +32,7 @@ pub struct MessageDecoder {
 
 /// Every number may be missing, in any event; the last one that was said counts.
 #[derive(Default, Deserialize)]
-struct WireUsage {
+pub struct WireUsage {
     input_tokens: Option<u64>,
     output_tokens: Option<u64>,
     cache_creation_input_tokens: Option<u64>,
@@ -47,7 +47,7 @@ struct WireCacheCreation {
 }
 
 impl WireUsage {
-    fn update(&mut self, new: WireUsage) {
+    pub fn update(&mut self, new: WireUsage) {
         let WireUsage {
             input_tokens,
             output_tokens,
@@ -63,7 +63,7 @@ impl WireUsage {
     }
 
     /// None if the input was never reported.
-    fn usage(&self) -> Option<Usage> {
+    pub fn usage(&self) -> Option<Usage> {
         let written = self.cache_creation_input_tokens.unwrap_or(0);
         let one_hour = self.cache_creation.map_or(0, |c| c.ephemeral_1h_input_tokens).min(written);
         Some(Usage {

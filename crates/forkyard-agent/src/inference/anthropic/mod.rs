@@ -2,13 +2,18 @@
 
 mod decode;
 mod encode;
+mod meter;
+mod raw;
 
 use std::time::Duration;
 
 use forkyard_core::pricing::{CacheTtl, InputKind};
 use serde::Deserialize;
 
-use super::backend::{Billing, Call, Failure, FailureKind, RateLimits};
+pub use meter::Meter;
+pub use raw::RawRequest;
+
+use super::backend::{Billing, Call, Failure, FailureKind, RateLimits, Relay};
 use super::http::{Decoder, Wire, json_body, retry_after, until};
 use super::transport::{Headers, Post};
 
@@ -39,7 +44,28 @@ impl Anthropic {
     }
 }
 
+impl Anthropic {
+    /// Under our key, with what the asker says of the protocol.
+    fn relayed(&self, path: &'static str, relay: Relay) -> Post {
+        let mut headers = vec![
+            ("x-api-key", self.key.clone()),
+            ("anthropic-version", relay.version.unwrap_or_else(|| VERSION.to_string())),
+            ("content-type", "application/json".to_string()),
+        ];
+        headers.extend(relay.beta.map(|beta| ("anthropic-beta", beta)));
+        Post { path, headers, body: relay.body }
+    }
+}
+
 impl Wire for Anthropic {
+    fn relay(&self, relay: Relay) -> Option<Post> {
+        Some(self.relayed("/v1/messages", relay))
+    }
+
+    fn relay_count(&self, relay: Relay) -> Option<Post> {
+        Some(self.relayed("/v1/messages/count_tokens", relay))
+    }
+
     fn name(&self) -> &'static str {
         "anthropic"
     }
