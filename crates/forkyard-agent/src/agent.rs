@@ -18,7 +18,7 @@ use crate::intercept::{Hook, Interceptor, ReadCache};
 use crate::log::ForkLog;
 use crate::outcome::{AgentError, AgentOutcome, Stop};
 use crate::ports::{Checkpoints, EventSink, Inbox, Journal, LiveEvent};
-use crate::session::{Halt, Recorder, Session, Who, background_calls, opening};
+use crate::session::{Halt, Recorder, Session, Who, known_calls, opening};
 use crate::tools::{Background, Skills};
 
 /// One agent of one fork, under one attempt. Everything it needs from outside is here; everything it does is in the journal.
@@ -153,7 +153,7 @@ impl Run {
         let held = live(&entries);
         let conversation = replay(&held, None);
         if matches!(config.continuity, Continuity::Same) {
-            session.background.take_over(session.sandbox.as_ref(), background_calls(&held)).await;
+            session.take_over(known_calls(&held)).await?;
         }
         let earlier = held.into_iter().filter(|e| e.subagent.is_some()).cloned().collect();
         session.earlier = earlier;

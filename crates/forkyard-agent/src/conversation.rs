@@ -5,7 +5,7 @@ use forkyard_core::pricing::Usage;
 
 use crate::event::{AgentEvent, AssistantMessage, Completed, JournalEntry, ToolCompleted, ToolUse};
 use crate::inference::{Block, Message, RawJson, Role, StopReason};
-use crate::ports::MessageKind;
+use crate::ports::{CheckpointInfo, MessageKind};
 
 /// Times in a row that a model whose answer was cut is asked to go on.
 pub(crate) const MAX_CUTS: u32 = 2;
@@ -61,6 +61,18 @@ pub(crate) fn live_positions(entries: &[JournalEntry]) -> Vec<(u64, &JournalEntr
         live.push((position, entry));
     }
     live
+}
+
+/// The checkpoints that still hold, oldest first, with the journal position that each one's conversation ends at. What came
+/// after a point that the fork went back to is not among them.
+pub fn checkpoints(entries: &[JournalEntry]) -> Vec<(u64, &CheckpointInfo)> {
+    live(entries)
+        .into_iter()
+        .filter_map(|entry| match &entry.event {
+            AgentEvent::CheckpointCreated { position, checkpoint, .. } => Some((*position, checkpoint)),
+            _ => None,
+        })
+        .collect()
 }
 
 /// The conversation of the fork's agent (None) or of one subagent.

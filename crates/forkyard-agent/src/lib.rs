@@ -18,6 +18,7 @@ mod tools;
 
 pub use agent::Agent;
 pub use config::{AgentConfig, Continuity, HookConfig, HookEvent};
+pub use conversation::checkpoints;
 pub use event::{AgentEvent, JournalEntry};
 pub use intercept::{Interceptor, ToolRequest, ToolResponse, Verdict};
 pub use outcome::{AgentError, AgentOutcome, Stop};

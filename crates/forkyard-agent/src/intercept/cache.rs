@@ -10,7 +10,7 @@ use crate::inference::ResultPart;
 
 /// Answers and bytes that are kept: enough for a model that reads the same few files again.
 const MAX_ENTRIES: usize = 64;
-const MAX_BYTES: usize = 2 << 20;
+const MAX_BYTES: usize = 256 << 10;
 
 #[derive(Debug, Default)]
 pub(crate) struct ReadCache(Mutex<Entries>);

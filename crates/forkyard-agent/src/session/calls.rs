@@ -145,7 +145,7 @@ impl Session {
     }
 
     /// The journal has the results: the guest may let go of them. If it can't be told, it only keeps them longer.
-    async fn forget(&self, calls: &mut Vec<CallId>) {
+    pub(super) async fn forget(&self, calls: &mut Vec<CallId>) {
         for call in calls.drain(..) {
             if let Err(e) = self.sandbox.forget(&call).await {
                 tracing::debug!(%call, "a finished call was not forgotten: {e}");
@@ -195,7 +195,7 @@ impl Session {
         };
         if let Some(begun) = &open.begun {
             // It was judged when it began; now only its result is asked for.
-            return self.take_over(who, tool, request, id, index, turn, begun).await;
+            return self.take_over_call(who, tool, request, id, index, turn, begun).await;
         }
         if let Some((rule, reason)) = self.judge_by_policy(&request.tool, &request.input, index).await? {
             return Ok(denied(rule, &reason, shorten(&Value::Object(request.input))));
@@ -237,7 +237,10 @@ impl Session {
         let call = call(self, who, turn, &request, &id);
         let change = match self.bounded(tool.prepare(&call)).await? {
             Ok(change) => change,
-            Err(Failure::Result(text)) => return Ok(error(text, shorten(&Value::Object(request.input)))),
+            Err(Failure::Result(text)) => {
+                self.check_alive().await?;
+                return Ok(error(text, shorten(&Value::Object(request.input))));
+            }
             Err(Failure::Halt(halt)) => return Err(halt),
         };
         Ok(Judged::Run(Ready { index, tool, request, id, change, rewritten, begun: false }))
@@ -246,7 +249,7 @@ impl Session {
     /// A call that an earlier attempt had begun: the sandbox knows a command by its id; a file tells by its content whether it
     /// was written.
     #[allow(clippy::too_many_arguments, reason = "one call in all its parts")]
-    async fn take_over(
+    async fn take_over_call(
         &self,
         who: &Who,
         tool: &'static dyn Tool,
@@ -265,29 +268,29 @@ impl Session {
         let mut change = None;
         if let Some(plan) = &begun.plan {
             let call = call(self, who, turn, &request, &id);
-            let path = match call.path("file_path") {
-                Ok(path) => path,
-                Err(Failure::Result(text)) => return Ok(answered(text, true, &request.input)),
-                Err(Failure::Halt(halt)) => return Err(halt),
+            let looked = async {
+                let path = call.path("file_path")?;
+                let now = tools::look_hash(&call, &path).await?;
+                let change = if now == plan.before { tool.prepare(&call).await? } else { None };
+                Ok((path, now, change))
             };
-            let now = match tools::look_hash(&call, &path).await {
-                Ok(now) => now,
-                Err(Failure::Result(text)) => return Ok(answered(text, true, &request.input)),
+            match looked.await {
+                Ok((path, now, _)) if now.as_ref() == Some(&plan.after) => {
+                    return Ok(answered(format!("{path} was written."), false, &request.input));
+                }
+                Ok((path, now, _)) if now != plan.before => {
+                    let text = format!(
+                        "{path} was changed by something else while it was to be written; read it again"
+                    );
+                    return Ok(answered(text, true, &request.input));
+                }
+                Ok((_, _, found)) => change = found,
+                Err(Failure::Result(text)) => {
+                    self.check_alive().await?;
+                    return Ok(answered(text, true, &request.input));
+                }
                 Err(Failure::Halt(halt)) => return Err(halt),
-            };
-            if now.as_ref() == Some(&plan.after) {
-                return Ok(answered(format!("{path} was written."), false, &request.input));
             }
-            if now != plan.before {
-                let text =
-                    format!("{path} was changed by something else while it was to be written; read it again");
-                return Ok(answered(text, true, &request.input));
-            }
-            change = match tool.prepare(&call).await {
-                Ok(change) => change,
-                Err(Failure::Result(text)) => return Ok(answered(text, true, &request.input)),
-                Err(Failure::Halt(halt)) => return Err(halt),
-            };
         }
         Ok(Judged::Run(Ready { index, tool, request, id, change, rewritten: false, begun: true }))
     }
@@ -321,7 +324,10 @@ impl Session {
         }
         let output = match ready.tool.run(&call, ready.change.clone()).await {
             Ok(output) => output,
-            Err(Failure::Result(text)) => Output::error(text),
+            Err(Failure::Result(text)) => {
+                self.check_alive().await?;
+                Output::error(text)
+            }
             Err(Failure::Halt(halt)) => return Err(halt),
         };
         let mut response = ToolResponse { parts: output.parts, is_error: output.is_error };
@@ -378,7 +384,7 @@ fn batch(calls: &[OpenCall], start: usize) -> std::ops::Range<usize> {
 }
 
 /// The same for every attempt, and unique in the sandbox also where a provider repeats the ids of its calls.
-fn call_id(who: &Who, turn: u32, index: usize, id: &str) -> CallId {
+pub(super) fn call_id(who: &Who, turn: u32, index: usize, id: &str) -> CallId {
     CallId::from_text(&format!("{}.{turn}.{index}.{id}", who.subagent.as_deref().unwrap_or("main")))
 }
 
@@ -425,36 +431,6 @@ fn completed(
         cached,
         duration_ms,
     }
-}
-
-/// The call ids of background commands that were begun, with their commands.
-pub(crate) fn background_calls(entries: &[&crate::event::JournalEntry]) -> Vec<(CallId, String)> {
-    let mut found = Vec::new();
-    let mut indexes: std::collections::BTreeMap<Option<&str>, Vec<String>> =
-        std::collections::BTreeMap::new();
-    for entry in entries {
-        let subagent = entry.subagent.as_deref();
-        match &entry.event {
-            AgentEvent::AssistantMessage(message) => {
-                let ids = message.content.iter().filter_map(|b| match b {
-                    crate::inference::Block::ToolUse { id, .. } => Some(id.clone()),
-                    _ => None,
-                });
-                indexes.insert(subagent, ids.collect());
-            }
-            AgentEvent::ToolUse(t) if t.input.get("run_in_background") == Some(&Value::Bool(true)) => {
-                let index =
-                    indexes.get(&subagent).and_then(|ids| ids.iter().position(|id| *id == t.tool_use_id));
-                let who = Who { subagent: entry.subagent.clone(), max_turns: 0 };
-                if let Some(index) = index {
-                    let command = t.input.get("command").and_then(Value::as_str).unwrap_or_default();
-                    found.push((call_id(&who, t.turn, index, &t.tool_use_id), command.to_string()));
-                }
-            }
-            _ => {}
-        }
-    }
-    found
 }
 
 impl From<AgentError> for Failure {

@@ -2,6 +2,7 @@
 
 mod calls;
 mod compaction;
+mod handover;
 mod links;
 mod prompt;
 mod recorder;
@@ -12,11 +13,11 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 
 use forkyard_core::policy::PolicyConfig;
-use forkyard_sandbox::{Sandbox, SandboxError};
+use forkyard_sandbox::{ErrorKind, Sandbox, SandboxError};
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use calls::background_calls;
+pub(crate) use handover::known_calls;
 pub(crate) use prompt::opening;
 pub(crate) use recorder::Recorder;
 
@@ -120,12 +121,16 @@ impl Session {
         self.shell.get_or_try_init(look).await.copied()
     }
 
-    /// Something was not found: a file, or the sandbox itself?
-    pub async fn lost_or(&self, e: SandboxError) -> Failure {
-        match self.sandbox.health().await {
-            Ok(health) if health.healthy => Failure::Result(e.to_string()),
-            Ok(_) | Err(_) => Failure::Halt(AgentError::SandboxLost(e).into()),
-        }
+    /// A call failed: by itself, or because there is no sandbox any more? Errors do not always tell: a file of a sandbox that is
+    /// gone is not found, either.
+    pub async fn check_alive(&self) -> Result<(), Halt> {
+        let lost = match self.sandbox.health().await {
+            Ok(health) if health.healthy => return Ok(()),
+            Ok(health) => SandboxError::new(ErrorKind::Unavailable, health.detail),
+            Err(e) if e.kind == ErrorKind::Stale => return Err(AgentError::Stale.into()),
+            Err(e) => e,
+        };
+        Err(AgentError::SandboxLost(lost).into())
     }
 
     pub async fn record(&self, who: &Who, event: AgentEvent) {

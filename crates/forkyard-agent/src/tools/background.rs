@@ -70,17 +70,13 @@ impl Background {
         tasks.len() >= MAX_BACKGROUND && tasks.values().all(|t| lock(&t.state).ended.is_none())
     }
 
-    /// Takes over commands of an earlier attempt, as far as the guest still knows them.
-    pub async fn take_over(&self, sandbox: &dyn Sandbox, begun: Vec<(CallId, String)>) {
-        if begun.is_empty() {
-            return;
-        }
-        let known = sandbox.calls().await.unwrap_or_default();
-        for (call, command) in begun.into_iter().filter(|(call, _)| known.contains(call)) {
-            // The guest has the command itself: only the id matters now.
-            if let Ok(exec) = sandbox.exec(ExecRequest::new(["true"]).call(call.clone())).await {
-                self.add(call, &command, exec);
+    /// Takes over a command of an earlier attempt. The guest has the command itself: only the id matters.
+    pub async fn follow_again(&self, sandbox: &dyn Sandbox, call: CallId, command: &str) {
+        match sandbox.exec(ExecRequest::new(["true"]).call(call.clone())).await {
+            Ok(exec) => {
+                self.add(call, command, exec);
             }
+            Err(e) => tracing::warn!(%call, "a background command was not taken over: {e}"),
         }
     }
 

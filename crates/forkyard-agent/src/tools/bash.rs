@@ -136,11 +136,7 @@ impl Ended {
 /// over its output from the start.
 async fn run_to_end(call: &Call<'_>, request: ExecRequest) -> Result<Ended, Failure> {
     let session = call.session;
-    let mut exec = match session.bounded(session.sandbox.exec(request)).await? {
-        Ok(exec) => exec,
-        Err(e) if e.kind == ErrorKind::NotFound => return Err(session.lost_or(e).await),
-        Err(e) => return Err(e.into()),
-    };
+    let mut exec = session.bounded(session.sandbox.exec(request)).await??;
     let mut ended = Ended {
         stdout: HeadTail::new(MAX_RESULT_BYTES * 3 / 4),
         stderr: HeadTail::new(MAX_RESULT_BYTES / 4),

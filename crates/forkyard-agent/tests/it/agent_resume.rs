@@ -231,3 +231,47 @@ async fn a_sandbox_lost_before_any_checkpoint_starts_over_with_the_task() {
     let text = message_text(first);
     assert!(text.starts_with("Do the task.") && text.contains("The sandbox was lost (gone)"), "{text}");
 }
+
+/// Ends a future after so many polls: as if the process had died there.
+struct Fuse<F> {
+    inner: Option<std::pin::Pin<Box<F>>>,
+    polls: usize,
+}
+
+impl<F: Future> Future for Fuse<F> {
+    type Output = Option<F::Output>;
+    fn poll(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Self::Output> {
+        if self.polls == 0 {
+            self.inner = None;
+            return std::task::Poll::Ready(None);
+        }
+        self.polls -= 1;
+        match self.inner.as_mut() {
+            Some(inner) => inner.as_mut().poll(cx).map(Some),
+            None => std::task::Poll::Ready(None),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_death_at_every_poll_changes_nothing() {
+    let mut whole = fork();
+    whole.run().await.unwrap();
+    let mut deaths = 0;
+    for polls in 0.. {
+        let mut fork = fork();
+        let agent = fork.agent(None).run(fork.cancel.clone());
+        if let Some(outcome) = (Fuse { inner: Some(Box::pin(agent)), polls }).await {
+            outcome.unwrap();
+            break;
+        }
+        deaths += 1;
+        fork.run().await.unwrap();
+        assert_eq!(fork.world.files(), whole.world.files(), "after {polls} polls");
+        assert_eq!(fork.world.ran(), whole.world.ran(), "after {polls} polls");
+    }
+    assert!(deaths > 20, "{deaths}");
+}
