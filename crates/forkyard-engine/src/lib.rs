@@ -1,12 +1,15 @@
 //! Where all meet: the engine that drives the machines, the activities that perform their tasks, and the ports of the agent
 //! over the store.
 
+pub mod activities;
 pub mod activity;
 pub mod clock;
 pub mod embedded;
 mod error;
 pub mod git;
 pub mod log;
+pub mod models;
+pub mod ports;
 pub mod sweep;
 
 use async_trait::async_trait;

@@ -176,6 +176,17 @@ impl Git {
         Ok(self.try_run(self.on_objects(repo, call)).await?.ok)
     }
 
+    /// The cache of a URL that was fetched before; asks nobody.
+    pub async fn cached(&self, url: &str) -> Result<Repo> {
+        check_url(url)?;
+        let git_dir = self.config.dir.join(format!("{}.git", cache_name(url)));
+        if !git_dir.join("HEAD").exists() {
+            let why = format!("{} is not in the cache", shown_url(url));
+            return Err(GitError::new(GitErrorKind::NotFound, why));
+        }
+        Ok(Repo { git_dir: git_dir.clone(), common_dir: git_dir, work_tree: None })
+    }
+
     /// Brings a branch, tag or commit of a remote repository (its default branch if None) into the cache of that URL.
     /// Any number of processes may do so at once.
     pub async fn fetch(&self, url: &str, rev: Option<&str>) -> Result<(Repo, Resolved)> {
