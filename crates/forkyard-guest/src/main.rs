@@ -1,12 +1,14 @@
 //! Forkyard's program inside a sandbox.
 //!
-//! - `forkyard-guest zygote`: what local sandboxes are cloned from; its command socket is descriptor 3. A clone sets up its
+//! - `forkyard-guest zygote FD`: what local sandboxes are cloned from; FD is its command socket. A clone sets up its
 //!   namespaces, gives everything up and serves as pid 1.
 //! - `forkyard-guest serve SOCKET`: pid 1 of a container; configuration comes from the environment variable `FORKYARD_GUEST`.
+//! - `forkyard-guest probe`: the attack suite's attempts, from inside.
 //! - `forkyard-guest connect SOCKET`: carries the protocol between its own stdio and the socket of `serve`.
 
 mod files;
 mod local;
+mod probe;
 mod relay;
 mod serve;
 mod sys;
@@ -15,11 +17,12 @@ fn main() -> std::process::ExitCode {
     let args: Vec<String> = std::env::args().collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.get(1..).unwrap_or_default() {
-        ["zygote"] => local::run(),
+        ["zygote", commands] => local::run(commands),
         ["serve", socket] => serve::container(socket),
         ["connect", socket] => relay::run(socket),
+        ["probe"] => probe::run(),
         _ => {
-            eprintln!("usage: forkyard-guest zygote | serve SOCKET | connect SOCKET");
+            eprintln!("usage: forkyard-guest zygote FD | serve SOCKET | connect SOCKET");
             std::process::ExitCode::from(2)
         }
     }

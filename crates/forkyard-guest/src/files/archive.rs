@@ -44,7 +44,9 @@ enum Entry {
         number: u64,
     },
     /// The body is `name NUL target`.
-    Symlink,
+    Symlink {
+        mtime_ns: i64,
+    },
     Fifo {
         mode: u32,
     },
@@ -144,7 +146,10 @@ impl Visitor for Packer {
             }
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(dir, name, Vec::new())?;
-                self.put(&Entry::Symlink, &[bytes, b"\0", target.as_bytes()].concat())
+                self.put(
+                    &Entry::Symlink { mtime_ns: mtime_ns(&stat) },
+                    &[bytes, b"\0", target.as_bytes()].concat(),
+                )
             }
             FileType::Fifo => self.put(&Entry::Fifo { mode }, bytes),
             FileType::CharacterDevice if is_whiteout(&stat) => self.put(&Entry::Whiteout, bytes),
@@ -324,13 +329,15 @@ impl Unpacker {
                 };
                 rustix::fs::linkat(dir, first, at, &name, AtFlags::empty()).map_err(twice)?;
             }
-            Entry::Symlink => {
+            Entry::Symlink { mtime_ns } => {
                 let Some(zero) = body.iter().position(|b| *b == 0) else {
                     return broken("a symlink to nothing");
                 };
                 let (name, target) = (name_of(&body[..zero])?, CString::new(&body[zero + 1..]));
                 let Ok(target) = target else { return broken("a symlink's target has a zero byte") };
                 rustix::fs::symlinkat(&target, self.at()?, &name).map_err(twice)?;
+                rustix::fs::utimensat(self.at()?, &name, &times(mtime_ns), AtFlags::SYMLINK_NOFOLLOW)
+                    .step("unpack")?;
             }
             Entry::Fifo { mode } => {
                 let name = name_of(body)?;

@@ -18,14 +18,16 @@ use crate::sys::process::{
 };
 use crate::sys::{Failure, Result, Step, seccomp, socket};
 
-/// Where the parent put the command socket.
-const COMMANDS: RawFd = 3;
 /// The new root is built on this directory, because every machine has it; what it hides was cloned before.
 const BUILD_AT: &str = "/usr";
 
-pub fn run() -> ExitCode {
-    // SAFETY: the parent put the command socket there and nobody else in this process knows of it.
-    let commands = unsafe { OwnedFd::from_raw_fd(COMMANDS) };
+/// `commands`: the number of the descriptor that the parent left open for it.
+pub fn run(commands: &str) -> ExitCode {
+    let Some(number) = commands.parse::<RawFd>().ok().filter(|number| *number > 2) else {
+        return ExitCode::FAILURE;
+    };
+    // SAFETY: the parent left the command socket there and nobody else in this process knows of it.
+    let commands = unsafe { OwnedFd::from_raw_fd(number) };
     ignore_children();
     let _ = rustix::process::setsid();
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));

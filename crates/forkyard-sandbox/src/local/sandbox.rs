@@ -9,11 +9,11 @@ use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId};
 use tokio::io::AsyncRead;
 
 use super::state::Meta;
-use super::{Inner, cgroup, create, info};
+use super::{Inner, cgroup, create, info, link};
 use crate::guest_client::GuestClient;
 use crate::{
     EgressHandle, ErrorKind, Exec, ExecRequest, FileInfo, GitExport, GlobRequest, GrepRequest, GrepResult,
-    Health, Labels, Result, Sandbox, SandboxInfo, SnapshotInfo, Stats, WorkDiff,
+    Health, Labels, Result, Sandbox, SandboxError, SandboxInfo, SnapshotInfo, Stats, WorkDiff,
 };
 
 pub struct LocalSandbox {
@@ -60,6 +60,19 @@ impl LocalSandbox {
         Ok(client.clone())
     }
 
+    /// Whoever was cut off because the sandbox is gone is told that, not that a connection was lost.
+    fn explain<T>(&self, result: Result<T>) -> Result<T> {
+        match result {
+            Err(e)
+                if e.kind == ErrorKind::Unavailable
+                    && !self.meta().is_ok_and(|meta| link::is_alive(&meta)) =>
+            {
+                Err(SandboxError::new(ErrorKind::NotFound, format!("sandbox {} has ended", self.id)))
+            }
+            other => other,
+        }
+    }
+
     pub(super) fn meta(&self) -> Result<Meta> {
         self.inner.meta(&self.id)
     }
@@ -85,20 +98,20 @@ impl Sandbox for LocalSandbox {
     }
 
     async fn exec(&self, request: ExecRequest) -> Result<Exec> {
-        self.guest().await?.exec(request).await
+        self.explain(self.guest().await?.exec(request).await)
     }
     async fn forget(&self, call: &CallId) -> Result<()> {
-        self.guest().await?.forget(call).await
+        self.explain(self.guest().await?.forget(call).await)
     }
     async fn calls(&self) -> Result<Vec<CallId>> {
-        self.guest().await?.calls().await
+        self.explain(self.guest().await?.calls().await)
     }
 
     async fn read_file(&self, path: &str, offset: u64, max: u64) -> Result<Bytes> {
-        self.guest().await?.read_file(path, offset, max).await
+        self.explain(self.guest().await?.read_file(path, offset, max).await)
     }
     async fn write_file(&self, path: &str, data: Bytes, mode: Option<u32>) -> Result<()> {
-        self.guest().await?.write_file(path, data, mode).await
+        self.explain(self.guest().await?.write_file(path, data, mode).await)
     }
     async fn write_file_from(
         &self,
@@ -106,33 +119,33 @@ impl Sandbox for LocalSandbox {
         data: &mut (dyn AsyncRead + Send + Unpin),
         mode: Option<u32>,
     ) -> Result<u64> {
-        self.guest().await?.write_file_from(path, data, mode).await
+        self.explain(self.guest().await?.write_file_from(path, data, mode).await)
     }
     async fn stat(&self, path: &str) -> Result<FileInfo> {
-        self.guest().await?.stat(path).await
+        self.explain(self.guest().await?.stat(path).await)
     }
     async fn list_files(&self, path: &str) -> Result<Vec<FileInfo>> {
-        self.guest().await?.list_files(path).await
+        self.explain(self.guest().await?.list_files(path).await)
     }
     async fn remove(&self, path: &str, recursive: bool) -> Result<()> {
-        self.guest().await?.remove(path, recursive).await
+        self.explain(self.guest().await?.remove(path, recursive).await)
     }
     async fn make_dir(&self, path: &str) -> Result<()> {
-        self.guest().await?.make_dir(path).await
+        self.explain(self.guest().await?.make_dir(path).await)
     }
 
     async fn glob(&self, request: GlobRequest) -> Result<Vec<String>> {
-        self.guest().await?.glob(request).await
+        self.explain(self.guest().await?.glob(request).await)
     }
     async fn grep(&self, request: GrepRequest) -> Result<GrepResult> {
-        self.guest().await?.grep(request).await
+        self.explain(self.guest().await?.grep(request).await)
     }
     async fn git_export(&self, export: GitExport) -> Result<WorkDiff> {
-        self.guest().await?.git_export(export).await
+        self.explain(self.guest().await?.git_export(export).await)
     }
 
     async fn stats(&self) -> Result<Stats> {
-        let (memory, cpu_us, processes, disk) = self.guest().await?.stats().await?;
+        let (memory, cpu_us, processes, disk) = self.explain(self.guest().await?.stats().await)?;
         let (kernel_memory, kernel_cpu) = cgroup::usage(&self.meta()?.cgroups);
         let cpu_us = kernel_cpu.unwrap_or(cpu_us);
         let now = Instant::now();
@@ -154,7 +167,7 @@ impl Sandbox for LocalSandbox {
 
     async fn health(&self) -> Result<Health> {
         let sick = |detail: String| Health { healthy: false, detail };
-        let asked = async { self.guest().await?.calls().await };
+        let asked = async { self.explain(self.guest().await?.calls().await) };
         Ok(match tokio::time::timeout(std::time::Duration::from_secs(5), asked).await {
             Ok(Ok(_)) => Health { healthy: true, detail: "the guest answers".into() },
             Ok(Err(e)) if e.kind == ErrorKind::Stale => return Err(e),
@@ -168,11 +181,11 @@ impl Sandbox for LocalSandbox {
     }
 
     async fn pause(&self) -> Result<()> {
-        self.guest().await?.pause().await?;
+        self.explain(self.guest().await?.pause().await)?;
         self.mark_paused(true).await
     }
     async fn resume(&self) -> Result<()> {
-        self.guest().await?.resume().await?;
+        self.explain(self.guest().await?.resume().await)?;
         self.mark_paused(false).await
     }
 }

@@ -296,13 +296,16 @@ impl Inner {
         self.keep_snapshot(info, layers, header.host_trees)
     }
 
-    /// The sandbox's own layers as they were meant to be, after a crash in the middle of a seal.
-    pub(super) fn repair(&self, meta: &Meta) -> Result<()> {
+    /// The sandbox's own folders, ready to be mounted again: as they were meant to be after a crash in the middle of a seal,
+    /// and without overlayfs' mark that the last mount was volatile.
+    pub(super) fn repair(self: &Arc<Self>, meta: &Meta) -> Result<()> {
         let dir = self.state.sandbox(&meta.id);
-        for part in ["up", "work"] {
-            self.state.make_dir(&dir.join(format!("{part}{}", meta.upper)))?;
+        let (upper, work) = (dir.join(format!("up{}", meta.upper)), dir.join(format!("work{}", meta.upper)));
+        if let Some(path) = self.state.trash(&work)? {
+            self.remove_later(path);
         }
-        Ok(())
+        self.state.make_dir(&upper)?;
+        self.state.make_dir(&work)
     }
 }
 

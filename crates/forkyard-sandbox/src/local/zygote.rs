@@ -14,8 +14,6 @@ use crate::{ErrorKind, Result, SandboxError};
 
 /// The guest, built beside this library.
 pub static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forkyard-guest"));
-/// Where the zygote looks for its command socket.
-const COMMANDS: i32 = 3;
 
 pub struct Zygote {
     commands: Arc<Mutex<Messages>>,
@@ -56,26 +54,17 @@ impl Zygote {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let socket = theirs.as_raw_fd();
-        // SAFETY: only async-signal-safe calls, on descriptors that stay open until the spawn is over.
+        command.arg(socket.to_string());
+        // SAFETY: only async-signal-safe calls, on a descriptor that stays open until the spawn is over.
         unsafe {
             command.pre_exec(move || {
-                let moved = if socket == COMMANDS {
-                    libc::fcntl(COMMANDS, libc::F_SETFD, 0)
-                } else {
-                    libc::dup2(socket, COMMANDS)
-                };
-                if moved < 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
                 // A library that opened files without close-on-exec must not leak them into sandboxes. Marked, not closed:
                 // the standard library still needs its own to report a failed exec.
-                libc::syscall(
-                    libc::SYS_close_range,
-                    COMMANDS + 1,
-                    libc::c_uint::MAX,
-                    libc::CLOSE_RANGE_CLOEXEC,
-                );
-                Ok(())
+                libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+                match libc::fcntl(socket, libc::F_SETFD, 0) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
             });
         }
         let child = command.spawn().map_err(failed)?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId};
+use forkyard_sandbox::conformance::{Case, Ctx, attacks, conformance};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{
     ErrorKind, ExecRequest, Labels, NetworkMode, Provider, Root, Sandbox, SandboxSpec, SnapshotMode,
@@ -103,4 +104,80 @@ async fn children_of_a_snapshot_share_nothing_later() {
     }
     provider.settle().await;
     assert_eq!(dir.path().join("layers").read_dir().unwrap().count(), 0);
+}
+
+/// Every case on a fresh state folder; what failed, by name.
+async fn run_cases(cases: Vec<Case>) {
+    let dir = tempfile::tempdir().unwrap();
+    let open = || Arc::new(LocalProvider::new(dir.path(), LocalOptions::default()).unwrap());
+    let (provider, other) = (open(), open());
+    let ctx = Ctx::new(provider.clone(), other.clone(), offline());
+    let only = std::env::var("ONLY").unwrap_or_default();
+    let mut failed = Vec::new();
+    for case in
+        cases.iter().filter(|case| case.name.contains(&only) && (case.applies)(&provider.capabilities()))
+    {
+        match tokio::time::timeout(std::time::Duration::from_secs(120), case.run(&ctx)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => failed.push(format!("{}: {e}", case.name)),
+            Err(_) => failed.push(format!("{}: hangs", case.name)),
+        }
+    }
+    provider.settle().await;
+    other.settle().await;
+    for part in ["sandboxes", "trash", "locks", "layers", "snapshots"] {
+        let left: Vec<_> =
+            dir.path().join(part).read_dir().unwrap().flatten().map(|e| e.file_name()).collect();
+        if !left.is_empty() {
+            failed.push(format!("left in {part}: {left:?}"));
+        }
+    }
+    assert!(failed.is_empty(), "\n{}", failed.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conformance_here() {
+    run_cases(conformance()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn attacks_here() {
+    run_cases(attacks()).await;
+}
+
+/// Runs one of the tests above again as an account without any rights.
+fn as_ordinary_user(test: &str) {
+    if !rustix::process::geteuid().is_root() {
+        return; // the tests above are that already
+    }
+    const ID: u32 = 64_321;
+    let dir = tempfile::Builder::new()
+        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .tempdir()
+        .unwrap();
+    let (program, temporary) = (dir.path().join("it"), dir.path().join("tmp"));
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    std::fs::create_dir(&temporary).unwrap();
+    std::os::unix::fs::chown(&temporary, Some(ID), Some(ID)).unwrap();
+    let output = std::process::Command::new("setpriv")
+        .args([&format!("--reuid={ID}"), &format!("--regid={ID}"), "--clear-groups", "--"])
+        .arg(&program)
+        .args(["--exact", test, "--nocapture"])
+        .env("TMPDIR", &temporary)
+        .env("HOME", &temporary)
+        .current_dir(&temporary)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+fn conformance_as_an_ordinary_user() {
+    as_ordinary_user("local::conformance_here");
+}
+
+#[test]
+fn attacks_as_an_ordinary_user() {
+    as_ordinary_user("local::attacks_here");
 }

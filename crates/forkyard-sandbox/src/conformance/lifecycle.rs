@@ -1,0 +1,221 @@
+//! Made, found, attached to, stopped, ended.
+
+use std::time::Duration;
+
+use forkyard_core::{Attempt, CallId, Millis, SandboxId};
+
+use super::{Case, CaseResult, Ctx, case, ensure, ensure_eq, run, sh};
+use crate::{ErrorKind, ExecRequest, Labels, Lifetime, LimitMeans, SandboxSpec, SandboxStatus};
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        case!(create_is_idempotent),
+        case!(destroy_twice_and_use_after),
+        case!(list_by_label),
+        case!(impossible_limits_are_refused),
+        case!(a_newer_attempt_takes_over, |c| c.attach && c.fencing),
+        case!(calls_are_handed_over, |c| c.attach),
+        case!(stop_keeps_files, |c| c.start_stop),
+        case!(the_deadline_ends_it),
+        case!(stats_and_health),
+        case!(pause_and_resume, |c| c.pause),
+        case!(limits_are_recorded),
+    ]
+}
+
+async fn create_is_idempotent(ctx: &Ctx) -> CaseResult {
+    let id = ctx.id();
+    let first = ctx.provider.create(&id, Attempt(1), &ctx.spec).await?;
+    sh(&first, "echo mine > mark").await?;
+    let again = ctx.provider.create(&id, Attempt(1), &ctx.spec).await?;
+    ensure_eq!(sh(&again, "cat mark").await?.out, "mine\n");
+    ensure_eq!(sh(&first, "cat mark").await?.out, "mine\n");
+    let mine = ctx.provider.list(&Labels::new()).await?.into_iter().filter(|i| i.id == id).count();
+    ensure_eq!(mine, 1);
+    Ok(())
+}
+
+async fn destroy_twice_and_use_after(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    let id = sandbox.id().clone();
+    ctx.provider.destroy(&id).await?;
+    ctx.provider.destroy(&id).await?;
+    ctx.provider.destroy(&SandboxId::new("neverwas").expect("an id")).await?;
+    let kind = |r: Result<_, crate::SandboxError>| r.err().map(|e| e.kind);
+    ensure_eq!(kind(sandbox.exec(ExecRequest::new(["true"])).await.map(drop)), Some(ErrorKind::NotFound));
+    ensure_eq!(kind(ctx.provider.attach(&id, Attempt(9)).await.map(drop)), Some(ErrorKind::NotFound));
+    ensure!(ctx.provider.list(&Labels::new()).await?.iter().all(|i| i.id != id), "it is still listed");
+    Ok(())
+}
+
+async fn list_by_label(ctx: &Ctx) -> CaseResult {
+    let label =
+        |run: &str, fork: &str| Labels::from([("run".into(), run.into()), ("fork".into(), fork.into())]);
+    for (run, fork) in [("a", "0"), ("a", "1"), ("b", "0")] {
+        let spec = SandboxSpec { labels: label(run, fork), ..ctx.spec.clone() };
+        ctx.sandbox_with(&spec).await?;
+    }
+    let count = async |labels: Labels| Ok::<_, super::Failed>(ctx.other.list(&labels).await?.len());
+    ensure_eq!(count(Labels::from([("run".into(), "a".into())])).await?, 2);
+    ensure_eq!(count(label("a", "1")).await?, 1);
+    ensure_eq!(count(label("c", "1")).await?, 0);
+    Ok(())
+}
+
+async fn impossible_limits_are_refused(ctx: &Ctx) -> CaseResult {
+    type Change = fn(&mut SandboxSpec);
+    let wrong: [Change; 5] = [
+        |s| s.limits.memory_bytes = 1,
+        |s| s.limits.cpus = 0.0,
+        |s| s.limits.cpus = f64::NAN,
+        |s| s.limits.processes = 0,
+        |s| s.lifetime = Lifetime(Millis(0)),
+    ];
+    let before = ctx.provider.list(&Labels::new()).await?.len();
+    for change in wrong {
+        let mut spec = ctx.spec.clone();
+        change(&mut spec);
+        let error = ctx.provider.create(&ctx.id(), Attempt(1), &spec).await.map(drop).err();
+        ensure_eq!(error.map(|e| e.kind), Some(ErrorKind::Invalid));
+    }
+    ensure_eq!(ctx.provider.list(&Labels::new()).await?.len(), before);
+    Ok(())
+}
+
+async fn a_newer_attempt_takes_over(ctx: &Ctx) -> CaseResult {
+    let old = ctx.sandbox().await?;
+    let new = ctx.other.attach(old.id(), Attempt(2)).await?;
+    ensure_eq!(
+        old.exec(ExecRequest::new(["true"])).await.map(drop).err().map(|e| e.kind),
+        Some(ErrorKind::Stale)
+    );
+    ensure_eq!(old.read_file("/etc/passwd", 0, 1).await.err().map(|e| e.kind), Some(ErrorKind::Stale));
+    let back = ctx.provider.attach(old.id(), Attempt(1)).await.map(drop);
+    ensure_eq!(back.err().map(|e| e.kind), Some(ErrorKind::Stale));
+    ensure_eq!(new.info().await?.attempt, Attempt(2));
+    ensure_eq!(sh(&new, "echo works").await?.out, "works\n");
+    Ok(())
+}
+
+async fn calls_are_handed_over(ctx: &Ctx) -> CaseResult {
+    let old = ctx.sandbox().await?;
+    let call = |name: &str| CallId::new(name).expect("a call id");
+    let done = run(&old, ExecRequest::shell("echo out; echo err >&2; exit 7; ").call(call("done"))).await?;
+    ensure_eq!(done.result.exit_code, 7);
+    let script = "echo x >> count; echo begun; while [ ! -e go ]; do sleep 0.02; done; echo ended";
+    let mut running = old.exec(ExecRequest::shell(script).call(call("running"))).await?;
+    ensure!(running.events.recv().await.is_some(), "no output");
+    // Its owner is gone, and with it the reader.
+    drop(running);
+    let new = ctx.other.attach(old.id(), Attempt(2)).await?;
+    let mut calls = new.calls().await?;
+    calls.sort();
+    ensure_eq!(calls, vec![call("done"), call("running")]);
+    let again = run(&new, ExecRequest::shell("echo never").call(call("done"))).await?;
+    ensure_eq!((again.result, again.out, again.err), (done.result, "out\n".into(), "err\n".into()));
+    new.write_file("go", "".into(), None).await?;
+    let rest = run(&new, ExecRequest::shell("echo never").call(call("running"))).await?;
+    ensure_eq!((rest.result.exit_code, rest.out), (0, "begun\nended\n".to_string()));
+    ensure_eq!(sh(&new, "cat count").await?.out, "x\n");
+    new.forget(&call("done")).await?;
+    new.forget(&call("running")).await?;
+    new.forget(&call("unknown")).await?;
+    ensure!(new.calls().await?.is_empty(), "calls are kept after they were forgotten");
+    Ok(())
+}
+
+async fn stop_keeps_files(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    let id = sandbox.id().clone();
+    sh(&sandbox, "echo kept > file; echo tmp > /tmp/file").await?;
+    ctx.provider.stop(&id).await?;
+    let listed = ctx.provider.list(&Labels::new()).await?.into_iter().find(|i| i.id == id);
+    ensure_eq!(listed.map(|i| i.status), Some(SandboxStatus::Stopped));
+    ensure_eq!(
+        sandbox.exec(ExecRequest::new(["true"])).await.map(drop).err().map(|e| e.kind),
+        Some(ErrorKind::NotFound)
+    );
+    let back = ctx.other.start(&id, Attempt(2)).await?;
+    ensure_eq!(sh(&back, "cat file /tmp/file").await?.out, "kept\ntmp\n");
+    ensure_eq!(back.info().await?.status, SandboxStatus::Running);
+    Ok(())
+}
+
+async fn the_deadline_ends_it(ctx: &Ctx) -> CaseResult {
+    let spec = SandboxSpec { lifetime: Lifetime(Millis(1500)), ..ctx.spec.clone() };
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    let command = sandbox.exec(ExecRequest::new(["sleep", "600"])).await?;
+    // Nobody helps: the sandbox ends its own commands.
+    let ended = tokio::time::timeout(Duration::from_secs(60), command.output()).await;
+    ensure!(ended.is_ok(), "a command outlived the deadline");
+    let limit = tokio::time::Instant::now() + Duration::from_secs(30);
+    loop {
+        match ctx.provider.list(&Labels::new()).await?.into_iter().find(|i| i.id == *sandbox.id()) {
+            None => return Ok(()),
+            Some(info) if info.status == SandboxStatus::Dead => return Ok(()),
+            Some(info) => ensure!(tokio::time::Instant::now() < limit, "it is {:?}", info.status),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn stats_and_health(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    ensure!(sandbox.health().await?.healthy, "not healthy");
+    sandbox.stats().await?;
+    sh(
+        &sandbox,
+        "dd if=/dev/zero of=big bs=1M count=8 2>/dev/null; i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done",
+    )
+    .await?;
+    let stats = sandbox.stats().await?;
+    ensure!(stats.disk_bytes >= 8 << 20, "disk is {}", stats.disk_bytes);
+    ensure!(stats.cpu_percent > 0.0, "cpu is {}", stats.cpu_percent);
+    ctx.provider.destroy(sandbox.id()).await?;
+    ensure!(!sandbox.health().await?.healthy, "healthy after it was destroyed");
+    Ok(())
+}
+
+async fn pause_and_resume(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    let script = "i=0; while :; do i=$((i+1)); echo $i > n.tmp; mv n.tmp n; done";
+    let _counting = sandbox.exec(ExecRequest::shell(script)).await?;
+    let count = async || -> Result<u64, super::Failed> {
+        loop {
+            match sandbox.read_file("n", 0, 100).await {
+                Ok(text) if !text.is_empty() => {
+                    return Ok(String::from_utf8_lossy(&text).trim().parse().unwrap_or(0));
+                }
+                _ => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    };
+    count().await?;
+    sandbox.pause().await?;
+    ensure_eq!(sandbox.info().await?.status, SandboxStatus::Paused);
+    let (first, second) = (count().await?, {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        count().await?
+    });
+    ensure_eq!(first, second);
+    sandbox.resume().await?;
+    let limit = tokio::time::Instant::now() + Duration::from_secs(30);
+    while count().await? == second {
+        ensure!(tokio::time::Instant::now() < limit, "it does not go on");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    ensure_eq!(sandbox.info().await?.status, SandboxStatus::Running);
+    Ok(())
+}
+
+async fn limits_are_recorded(ctx: &Ctx) -> CaseResult {
+    let mut spec = ctx.spec.clone();
+    spec.limits.memory_bytes = 256 << 20;
+    let info = ctx.sandbox_with(&spec).await?.info().await?;
+    ensure_eq!(info.limits, spec.limits);
+    ensure!(info.achieved.memory != LimitMeans::None, "memory is not limited");
+    ensure!(info.achieved.processes != LimitMeans::None, "processes are not limited");
+    ensure!(info.achieved.disk != LimitMeans::None, "the disk is not limited");
+    ensure!(info.deadline > info.created_at, "no deadline");
+    Ok(())
+}

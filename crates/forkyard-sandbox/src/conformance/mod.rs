@@ -1,0 +1,161 @@
+//! What every provider must do, and what a hostile program inside must not be able to do. The same cases run on each of them,
+//! in tests and by `forkyard doctor --attack`.
+
+mod attacks;
+mod commands;
+mod files;
+mod lifecycle;
+mod snapshots;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forkyard_core::{Attempt, SandboxId};
+use futures::future::BoxFuture;
+
+use crate::{Capabilities, ExecRequest, ExecResult, Provider, Sandbox, SandboxError, SandboxSpec};
+
+/// Where cases run.
+pub struct Ctx {
+    pub provider: Arc<dyn Provider>,
+    /// Another provider object on the same state, as another process would have.
+    pub other: Arc<dyn Provider>,
+    /// What sandboxes are made from; cases change what they are about.
+    pub spec: SandboxSpec,
+    next: AtomicU32,
+}
+
+/// Why a case failed.
+#[derive(Debug)]
+pub struct Failed(pub String);
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<SandboxError> for Failed {
+    fn from(e: SandboxError) -> Failed {
+        Failed(format!("{:?}: {e}", e.kind))
+    }
+}
+
+pub type CaseResult = std::result::Result<(), Failed>;
+type Run = for<'a> fn(&'a Ctx) -> BoxFuture<'a, CaseResult>;
+
+/// One thing that is shown.
+pub struct Case {
+    pub name: &'static str,
+    /// The item of the list of attacks, and the layer that stops it; None for a case of conformance.
+    pub attack: Option<(&'static str, &'static str)>,
+    /// Whether a provider is meant to pass it.
+    pub applies: fn(&Capabilities) -> bool,
+    run: Run,
+}
+
+/// Fails a case with what was expected and what was.
+macro_rules! ensure {
+    ($condition:expr, $($what:tt)+) => {
+        let condition: bool = $condition;
+        if !condition {
+            return Err($crate::conformance::Failed(format!($($what)+)));
+        }
+    };
+}
+macro_rules! ensure_eq {
+    ($left:expr, $right:expr) => {
+        match (&$left, &$right) {
+            (left, right) => {
+                if left != right {
+                    let what = concat!(stringify!($left), " is not ", stringify!($right));
+                    return Err($crate::conformance::Failed(format!("{what}: {left:?} / {right:?}")));
+                }
+            }
+        }
+    };
+}
+macro_rules! case {
+    ($name:ident) => {
+        $crate::conformance::Case {
+            name: stringify!($name),
+            attack: None,
+            applies: |_| true,
+            run: |ctx| Box::pin($name(ctx)),
+        }
+    };
+    ($name:ident, $applies:expr) => {
+        $crate::conformance::Case { applies: $applies, ..case!($name) }
+    };
+    ($name:ident, attack $item:literal by $layer:literal) => {
+        $crate::conformance::Case { attack: Some(($item, $layer)), ..case!($name) }
+    };
+}
+use {case, ensure, ensure_eq};
+
+impl Ctx {
+    pub fn new(provider: Arc<dyn Provider>, other: Arc<dyn Provider>, spec: SandboxSpec) -> Ctx {
+        Ctx { provider, other, spec, next: AtomicU32::new(0) }
+    }
+
+    fn id(&self) -> SandboxId {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        SandboxId::new(format!("case{}x{number}", std::process::id())).expect("letters and digits")
+    }
+
+    async fn sandbox(&self) -> Result<Arc<dyn Sandbox>, Failed> {
+        self.sandbox_with(&self.spec).await
+    }
+
+    async fn sandbox_with(&self, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>, Failed> {
+        Ok(self.provider.create(&self.id(), Attempt(1), spec).await?)
+    }
+}
+
+/// Output of a shell script inside.
+struct Output {
+    result: ExecResult,
+    out: String,
+    err: String,
+}
+
+async fn sh(sandbox: &Arc<dyn Sandbox>, script: &str) -> Result<Output, Failed> {
+    run(sandbox, ExecRequest::shell(script)).await
+}
+
+async fn run(sandbox: &Arc<dyn Sandbox>, request: ExecRequest) -> Result<Output, Failed> {
+    let (result, out, err) = sandbox.exec(request).await?.output().await?;
+    Ok(Output {
+        result,
+        out: String::from_utf8_lossy(&out).into(),
+        err: String::from_utf8_lossy(&err).into(),
+    })
+}
+
+/// Every case of conformance.
+pub fn conformance() -> Vec<Case> {
+    [lifecycle::cases(), commands::cases(), files::cases(), snapshots::cases()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Every attempt of a hostile program.
+pub fn attacks() -> Vec<Case> {
+    attacks::cases()
+}
+
+impl Case {
+    /// Runs it and ends whatever sandboxes it made.
+    pub async fn run(&self, ctx: &Ctx) -> CaseResult {
+        let result = (self.run)(ctx).await;
+        let prefix = format!("case{}x", std::process::id());
+        for info in ctx.provider.list(&Default::default()).await? {
+            if info.id.as_str().starts_with(&prefix) {
+                ctx.provider.destroy(&info.id).await?;
+            }
+        }
+        result
+    }
+}
