@@ -57,12 +57,12 @@ pub struct Case {
 
 /// Fails a case with what was expected and what was.
 macro_rules! ensure {
-    ($condition:expr, $($what:tt)+) => {
+    ($condition:expr, $($what:tt)+) => {{
         let condition: bool = $condition;
         if !condition {
             return Err($crate::conformance::Failed(format!($($what)+)));
         }
-    };
+    }};
 }
 macro_rules! ensure_eq {
     ($left:expr, $right:expr) => {
