@@ -126,19 +126,19 @@ async fn sqlite_appends(folder: &Path, total: u64, figures: &mut Figures) {
         conn.query_row("SELECT max(change) FROM changes", [], |r| r.get(0)).expect("numbered")
     };
     let (mut ours, mut bare, mut plain, mut batches) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    // Turn by turn, so that all see the same machine.
-    for round in 0..ROUNDS {
+    let mut loops =
+        [true, false].map(|indexed| Bare::new(&folder.join(format!("bare-{indexed}.db")), indexed));
+    // Turn by turn, so that all see the same machine; the first round only makes the files as large as they get.
+    for round in 0..=ROUNDS {
         let before = commits();
-        ours.push(append(&store, &runs, total).await);
+        let rate = append(&store, &runs, total).await;
         let batch = (total as f64 / (commits() - before) as f64).round().max(1.0) as u64;
-        batches.push(batch as f64);
-        for (indexed, rates) in [(true, &mut bare), (false, &mut plain)] {
-            let path = folder.join(format!("bare{round}{indexed}.db"));
-            rates.push(
-                tokio::task::spawn_blocking(move || bare_loop(&path, total, batch, indexed))
-                    .await
-                    .expect("runs"),
-            );
+        let rates = loops.each_mut().map(|bare| tokio::task::block_in_place(|| bare.run(total, batch)));
+        if round > 0 {
+            ours.push(rate);
+            batches.push(batch as f64);
+            bare.push(rates[0]);
+            plain.push(rates[1]);
         }
     }
     let (ours, bare, plain) = (median(ours), median(bare), median(plain));
@@ -159,35 +159,41 @@ async fn sqlite_appends(folder: &Path, total: u64, figures: &mut Figures) {
 }
 
 /// What SQLite gives to a program that only inserts the events.
-fn bare_loop(path: &Path, total: u64, batch: u64, indexed: bool) -> f64 {
-    let conn = Connection::open(path).expect("it opens");
-    conn.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;").expect("settings");
-    if indexed {
-        let schema = include_str!("../migrations/sqlite/0001_start.sql");
+struct Bare {
+    conn: Connection,
+    written: u64,
+}
+
+impl Bare {
+    fn new(path: &Path, indexed: bool) -> Bare {
+        let conn = Connection::open(path).expect("it opens");
+        conn.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;").expect("settings");
+        let plain = "CREATE TABLE events (id INTEGER PRIMARY KEY, run INTEGER, fork INTEGER, attempt INTEGER,
+             seq INTEGER, kind TEXT, version INTEGER, at INTEGER, source TEXT, sandbox TEXT, data TEXT)";
+        let schema = if indexed { include_str!("../migrations/sqlite/0001_start.sql") } else { plain };
         conn.execute_batch(schema).expect("the schema");
-    } else {
-        conn.execute_batch(
-            "CREATE TABLE events (id INTEGER PRIMARY KEY, run INTEGER, fork INTEGER, attempt INTEGER, seq INTEGER,
-             kind TEXT, version INTEGER, at INTEGER, source TEXT, sandbox TEXT, data TEXT)",
-        )
-        .expect("the table");
+        Bare { conn, written: 0 }
     }
-    let begun = Instant::now();
-    let mut insert = conn
-        .prepare("INSERT INTO events VALUES (?1, 1, ?2, 1, ?3, 'agent.turn', 1, 1000, 'agent', NULL, ?4)")
-        .expect("a statement");
-    let mut written = 0;
-    while written < total {
-        conn.execute_batch("BEGIN IMMEDIATE").expect("begun");
-        for _ in 0..batch.min(total - written) {
-            let data = serde_json::to_string(&entry_event().data).expect("JSON");
-            let (fork, seq) = (written % u64::from(WRITERS), written / u64::from(WRITERS));
-            insert.execute((written as i64, fork as i64, seq as i64, data)).expect("inserted");
-            written += 1;
+
+    fn run(&mut self, total: u64, batch: u64) -> f64 {
+        let data = serde_json::to_string(&entry_event().data).expect("JSON");
+        let end = self.written + total;
+        let begun = Instant::now();
+        let mut insert = self
+            .conn
+            .prepare("INSERT INTO events VALUES (?1, 1, ?2, 1, ?3, 'agent.turn', 1, 1000, 'agent', NULL, ?4)")
+            .expect("a statement");
+        while self.written < end {
+            self.conn.execute_batch("BEGIN IMMEDIATE").expect("begun");
+            for _ in 0..batch.min(end - self.written) {
+                let (fork, seq) = (self.written % u64::from(WRITERS), self.written / u64::from(WRITERS));
+                insert.execute((self.written as i64, fork as i64, seq as i64, &data)).expect("inserted");
+                self.written += 1;
+            }
+            self.conn.execute_batch("COMMIT").expect("committed");
         }
-        conn.execute_batch("COMMIT").expect("committed");
+        total as f64 / begun.elapsed().as_secs_f64()
     }
-    total as f64 / begun.elapsed().as_secs_f64()
 }
 
 async fn postgres_appends(url: &str, total: u64, figures: &mut Figures) {
