@@ -18,10 +18,19 @@ pub struct Scenario {
     pub env: &'static [(&'static str, &'static str)],
 }
 
-pub const SCENARIOS: &[Scenario] = &[Scenario {
-    kind: Kind::Soak,
-    name: "all-tests",
-    shows: "every test of the workspace at its full counts",
-    cargo: &["nextest", "run", "--release", "--workspace", "--no-fail-fast", "--profile", "soak"],
-    env: &[],
-}];
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        kind: Kind::Soak,
+        name: "all-tests",
+        shows: "every test of the workspace at its full counts",
+        cargo: &["nextest", "run", "--release", "--workspace", "--no-fail-fast", "--profile", "soak"],
+        env: &[],
+    },
+    Scenario {
+        kind: Kind::Bench,
+        name: "store",
+        shows: "durable appends against a bare SQLite loop, long reads, commands to another process",
+        cargo: &["run", "--release", "-p", "forkyard-store", "--example", "bench_store"],
+        env: &[],
+    },
+];
