@@ -1,6 +1,126 @@
 //! One file a command: its arguments, and what it does with them. A test of the same name lies in tests/it/.
 
+pub mod add;
+pub mod apply;
+pub mod cancel;
+pub mod cleanup;
+pub mod compare;
 pub mod completions;
 pub mod config;
+pub mod demo;
+pub mod diff;
 pub mod doctor;
+pub mod events;
+pub mod fork;
+pub mod gc;
+pub mod list;
+pub mod logs;
+pub mod message;
+pub mod pause;
+pub mod replay;
+pub mod resume;
+pub mod run;
+pub mod run_options;
+pub mod status;
+pub mod target;
 pub mod trust;
+pub mod watch;
+pub mod worker;
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser, Subcommand};
+
+    use super::*;
+
+    /// Every command that has arguments, whether the program offers it already or not.
+    #[derive(Debug, Parser)]
+    struct All {
+        #[command(subcommand)]
+        command: Command,
+    }
+
+    #[derive(Debug, Subcommand)]
+    enum Command {
+        Add(add::AddArgs),
+        Apply(apply::ApplyArgs),
+        Cancel(cancel::CancelArgs),
+        Cleanup(cleanup::CleanupArgs),
+        Compare(compare::CompareArgs),
+        Demo(demo::DemoArgs),
+        Diff(diff::DiffArgs),
+        Events(events::EventsArgs),
+        Fork(fork::ForkArgs),
+        Gc(gc::GcArgs),
+        List(list::ListArgs),
+        Logs(logs::LogsArgs),
+        Message(message::MessageArgs),
+        Pause(pause::PauseArgs),
+        Replay(replay::ReplayArgs),
+        Resume(resume::ResumeArgs),
+        Run(run::RunArgs),
+        Status(status::StatusArgs),
+        Watch(watch::WatchArgs),
+        Worker(worker::WorkerArgs),
+    }
+
+    #[test]
+    fn definitions_are_sound_and_every_option_is_explained() {
+        let mut all = All::command();
+        all.build();
+        all.clone().debug_assert();
+        for command in all.get_subcommands().filter(|c| c.get_name() != "help") {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            for arg in command.get_arguments() {
+                assert!(arg.get_help().is_some(), "{} {}", command.get_name(), arg.get_id());
+            }
+        }
+    }
+
+    #[test]
+    fn typical_lines_are_understood() {
+        for line in [
+            "fork . -p x -f 3 --wait",
+            "fork https://example.com/r -p x --no-wait --verify make",
+            "run swarm.toml -f 2",
+            "add abc -f 2",
+            "apply abc/1 --work-tree",
+            "apply abc --patch -",
+            "diff abc/1 --stat -- src/lib.rs",
+            "events abc -f -t agent.*,fork.started",
+            "logs abc/0 -n 20",
+            "message abc/0 hello --interrupt",
+            "replay abc/0 --speed 0",
+            "cleanup --interval 15m --max-age 180m",
+            "list --limit 5",
+            "compare abc 0 1 2",
+            "watch",
+            "worker --run abc",
+        ] {
+            let words = std::iter::once("forkyard").chain(line.split(' '));
+            All::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
+        }
+    }
+
+    #[test]
+    fn wrong_lines_are_refused_before_anything_happens() {
+        for line in [
+            "fork .",
+            "apply ABC/1",
+            "apply abc/1 --work-tree --patch x",
+            "add abc -f 0",
+            "add abc -f 101",
+            "list --limit 0",
+            "status ../x",
+            "replay abc",
+            "replay abc/0 --speed NaN",
+            "replay abc/0 --speed -1",
+            "fork . -p x --image a --snapshot b",
+            "fork . -p x --max-forks 3",
+            "events abc -f --compare",
+        ] {
+            let words = std::iter::once("forkyard").chain(line.split(' '));
+            assert!(All::try_parse_from(words).is_err(), "{line}");
+        }
+    }
+}

@@ -31,6 +31,10 @@ pub struct Flags {
 }
 
 impl Flags {
+    /// As [`Sources`] takes them.
+    pub fn into_values(self) -> Vec<(&'static str, String, Raw)> {
+        self.values
+    }
     /// `flag` is what the user typed, for errors.
     pub fn set(&mut self, key: &'static str, flag: &str, value: impl Into<String>) {
         self.values.push((key, flag.to_string(), Raw::Text(value.into())));
@@ -79,7 +83,7 @@ pub fn load(flags: Flags, project: Project<'_>) -> Result<Resolved, SettingsErro
     // A list of trust that can't be read trusts nothing.
     let project_trusted =
         project_file.as_ref().is_some_and(|f| Trust::new(&home).is_trusted(&f.text).unwrap_or(false));
-    resolve(&Sources { home, flags: flags.values, env, user_file, project_file, project_trusted })
+    resolve(&Sources { home, flags: flags.into_values(), env, user_file, project_file, project_trusted })
 }
 
 #[cfg(test)]

@@ -1,0 +1,213 @@
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use forkyard_core::spec::{RepoSpec, RunSpec};
+use forkyard_engine::git::check_url;
+
+use super::run_options::RunOptions;
+use crate::error::{CliError, Result};
+use crate::settings::Settings;
+
+/// Fork a repository, let an agent work in each fork, and rank the results.
+#[derive(Debug, Clone, Default, Args)]
+pub struct ForkArgs {
+    /// A URL, or a folder of a local repository [default: here].
+    #[arg(value_name = "REPO")]
+    pub repo: Option<String>,
+    /// Branch, tag or commit to start from [default: HEAD, or the remote's default branch].
+    #[arg(short, long, value_name = "BRANCH")]
+    pub branch: Option<String>,
+    /// Carry uncommitted changes of a local repository.
+    #[arg(long)]
+    pub dirty: bool,
+    /// What the agents are to do; several prompts are dealt out to the forks.
+    #[arg(short, long, value_name = "TEXT", required_unless_present = "prompt_file")]
+    pub prompt: Vec<String>,
+    /// The same, from a file; `-` reads standard input.
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Vec<PathBuf>,
+    #[command(flatten)]
+    pub options: RunOptions,
+}
+
+impl ForkArgs {
+    pub fn spec(&self, settings: &Settings, here: &Path) -> Result<RunSpec> {
+        let repo = repo_spec(self.repo.as_deref(), self.branch.clone(), self.dirty, here)?;
+        self.options.spec(settings, repo, &self.prompts()?)
+    }
+
+    fn prompts(&self) -> Result<Vec<String>> {
+        let mut prompts = self.prompt.clone();
+        for file in &self.prompt_file {
+            let text = if file == Path::new("-") {
+                std::io::read_to_string(std::io::stdin())
+            } else {
+                std::fs::read_to_string(file)
+            };
+            prompts
+                .push(text.map_err(|e| CliError::usage(format!("--prompt-file {}: {e}", file.display())))?);
+        }
+        Ok(prompts)
+    }
+}
+
+/// A URL as it is; a folder as an absolute path.
+pub fn repo_spec(repo: Option<&str>, branch: Option<String>, dirty: bool, here: &Path) -> Result<RepoSpec> {
+    let repo = repo.unwrap_or(".");
+    let path = here.join(repo);
+    if path.is_dir() {
+        let path = path.canonicalize()?;
+        let source = path.to_str().ok_or_else(|| CliError::usage("the repository's path is not UTF-8"))?;
+        return Ok(RepoSpec { source: source.to_string(), branch, dirty });
+    }
+    check_url(repo).map_err(|e| {
+        let error = CliError::from(e);
+        CliError { message: format!("{repo:?} is neither a folder nor a URL of a repository"), ..error }
+    })?;
+    if dirty {
+        return Err(CliError::usage("--dirty: a URL has no uncommitted changes")
+            .hint("name a local folder, or leave --dirty out"));
+    }
+    Ok(RepoSpec { source: repo.to_string(), branch, dirty })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use forkyard_core::Usd;
+    use forkyard_core::sandbox::{NetworkMode, Root};
+    use forkyard_core::spec::ModelKnown;
+
+    use super::*;
+    use crate::settings::{Flags, Sources, resolve};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        fork: ForkArgs,
+    }
+
+    fn spec(args: &[&str]) -> Result<RunSpec> {
+        let line = Line::try_parse_from(std::iter::once("fork").chain(args.iter().copied()))
+            .map_err(|e| CliError::usage(e.to_string()))?;
+        let mut flags = Flags::default();
+        line.fork.options.add_to(&mut flags);
+        let settings = resolve(&Sources { flags: flags.into_values(), ..Sources::default() })?.settings;
+        line.fork.spec(&settings, &std::env::temp_dir())
+    }
+
+    #[test]
+    fn defaults_are_a_valid_run() {
+        let s = spec(&["https://example.com/r", "-p", "do it"]).unwrap();
+        s.validate(|_| ModelKnown::Priced).unwrap();
+        assert_eq!((s.forks.len(), s.max_concurrent, s.fork_timeout.0), (1, 5, 7_200_000));
+        assert_eq!(
+            (s.forks[0].model.as_str(), s.sandbox.root, s.repo.branch),
+            ("sonnet", Root::Default, None)
+        );
+    }
+
+    #[test]
+    fn options_arrive_where_they_belong() {
+        let s = spec(&[
+            "https://example.com/r",
+            "-b",
+            "dev",
+            "-p",
+            "x",
+            "-f",
+            "3",
+            "-m",
+            "opus",
+            "--max-concurrent",
+            "2",
+            "-t",
+            "90s",
+            "--budget",
+            "$5",
+            "--fork-budget",
+            "1",
+            "--memory",
+            "1GiB",
+            "--cpus",
+            "0.5",
+            "--network",
+            "none",
+            "--allow",
+            "a",
+            "--allow",
+            "b",
+            "--image",
+            "debian",
+            "--verify",
+            "make",
+            "--protect",
+            "tests/**",
+            "--volume",
+            "/a:/b:rw",
+            "--env",
+            "A=1,2",
+            "--keep",
+            "--until-verified",
+            "2",
+            "--max-forks",
+            "9",
+            "--allowed-tools",
+            "Read,Bash",
+            "--no-wait",
+        ])
+        .unwrap();
+        s.validate(|_| ModelKnown::Priced).unwrap();
+        assert_eq!((s.forks.len(), s.max_concurrent, s.fork_timeout.0), (3, 2, 90_000));
+        assert_eq!((s.budget.run, s.budget.fork), (Some(Usd::dollars(5)), Some(Usd::dollars(1))));
+        assert_eq!((s.sandbox.limits.memory_bytes, s.sandbox.limits.cpus), (Some(1 << 30), Some(0.5)));
+        assert_eq!((s.sandbox.network.mode, s.sandbox.network.allow.len()), (NetworkMode::None, 2));
+        assert_eq!((s.sandbox.root, s.sandbox.volumes[0].writable), (Root::Image("debian".into()), true));
+        assert_eq!((s.sandbox.env["A"].as_str(), s.agent.allowed_tools.len()), ("1,2", 2));
+        assert_eq!((s.until_verified.unwrap().max_forks, s.keep), (9, true));
+        assert_eq!((s.repo.branch.as_deref(), s.forks[2].model.as_str()), (Some("dev"), "opus"));
+    }
+
+    #[test]
+    fn every_prompt_meets_every_model() {
+        let s = spec(&["https://example.com/r", "-p", "a", "-p", "b", "-m", "x", "-m", "y"]).unwrap();
+        let pairs: Vec<(&str, &str)> =
+            s.forks.iter().map(|f| (f.prompt.as_str(), f.model.as_str())).collect();
+        assert_eq!(pairs, [("a", "x"), ("b", "x"), ("a", "y"), ("b", "y")]);
+        let e = spec(&["https://example.com/r", "-p", "a", "-p", "b", "-f", "1"]).unwrap_err();
+        assert!(e.message.contains("need at least 2"), "{}", e.message);
+    }
+
+    #[test]
+    fn bad_values_name_the_flag_and_the_fix() {
+        for (args, expected) in [
+            (&["-f", "0"][..], "--forks: `run.forks` = \"0\" can't be used; write something from 1 to 100"),
+            (&["-f", "101"], "from 1 to 100"),
+            (&["-t", "soon"], "--timeout: `run.timeout` = \"soon\" can't be used; write a duration"),
+            (&["--budget", "-5"], "--budget"),
+            (&["--network", "open"], "write `none` | `isolated` | `bridge`"),
+            (&["--volume", "a:b"], "with absolute paths"),
+            (&["--secret", "nope"], "there is no such secret"),
+            (&["--fork-budget", "x"], "--fork-budget"),
+            (&["--snapshot", "../x"], "snapshot id"),
+            (&["--agent-prompt", "/nonexistent"], "--agent-prompt /nonexistent"),
+        ] {
+            let all: Vec<&str> = ["https://example.com/r", "-p", "x"].iter().chain(args).copied().collect();
+            let e = spec(&all).unwrap_err();
+            assert!(e.message.contains(expected), "{args:?}: {}", e.message);
+            assert_eq!(e.exit, crate::exit::Exit::Usage);
+        }
+        let e = spec(&["--upload-pack=x", "-p", "x"]).unwrap_err();
+        assert_eq!(e.exit, crate::exit::Exit::Usage);
+        let e = spec(&["no/such/folder", "-p", "x"]).unwrap_err();
+        assert!(e.message.contains("neither a folder nor a URL"), "{}", e.message);
+        let e = spec(&["https://example.com/r", "-p", "x", "--dirty"]).unwrap_err();
+        assert!(e.message.contains("--dirty"), "{}", e.message);
+    }
+
+    #[test]
+    fn a_local_folder_becomes_an_absolute_path() {
+        let s = spec(&["-p", "x"]).unwrap();
+        assert!(s.repo.source.starts_with('/'), "{}", s.repo.source);
+    }
+}
