@@ -184,7 +184,7 @@ mod tests {
             (&["-f", "0"][..], "--forks: `run.forks` = \"0\" can't be used; write something from 1 to 100"),
             (&["-f", "101"], "from 1 to 100"),
             (&["-t", "soon"], "--timeout: `run.timeout` = \"soon\" can't be used; write a duration"),
-            (&["--budget", "-5"], "--budget"),
+            (&["--budget=-5"], "--budget: `run.budget` = \"-5\" can't be used"),
             (&["--network", "open"], "write `none` | `isolated` | `bridge`"),
             (&["--volume", "a:b"], "with absolute paths"),
             (&["--secret", "nope"], "there is no such secret"),
