@@ -12,7 +12,7 @@ use forkyard_core::{Attempt, Usd};
 use serde_json::json;
 use test_support::model_server::{Cut, Gate, ModelServer, Reply};
 
-use crate::inference_support::{MODEL, ask, billed, layer, session};
+use crate::inference_support::{MODEL, Tell, ask, billed, layer, session};
 
 fn worst(input: u64, output: u64) -> Usd {
     PriceBook::default().get(MODEL).unwrap().worst_case(
@@ -116,16 +116,8 @@ async fn one_who_is_short_waits_for_what_others_hold() {
         tokio::task::yield_now().await;
     }
     let waiter = session(&inference, &budget, 1);
-    let (told, mut waiting) = tokio::sync::mpsc::unbounded_channel();
-    struct Tell(tokio::sync::mpsc::UnboundedSender<Notice>);
-    impl forkyard_agent::inference::DeltaSink for Tell {
-        fn delta(&mut self, delta: forkyard_agent::inference::Delta<'_>) {
-            if let forkyard_agent::inference::Delta::Notice(notice) = delta {
-                self.0.send(notice.clone()).unwrap();
-            }
-        }
-    }
-    let second = tokio::spawn(async move { waiter.turn(&ask("b"), &mut Tell(told)).await });
+    let (mut tell, mut waiting) = Tell::new();
+    let second = tokio::spawn(async move { waiter.turn(&ask("b"), &mut tell).await });
     assert!(matches!(waiting.recv().await, Some(Notice::WaitingForBudget { .. })));
     assert_eq!(server.seen().len(), 1, "nothing is sent while it waits");
     gate.open(1);
@@ -158,26 +150,30 @@ async fn nothing_is_sent_while_paused_or_stale_or_cancelled() {
     assert_eq!(server.seen().len(), 1);
 }
 
-/// Paused after the money was granted and before the request left: while others keep the limiter closed.
+/// Paused after the money was granted and before the request left: while another's pushback keeps the limiter closed.
 #[tokio::test]
 async fn a_pause_between_reservation_and_sending_holds() {
     let server = ModelServer::start().await;
-    server.offer_counting(false);
     let inference = layer(&server);
     let budget = MemoryBudget::of_run(Usd::dollars(1));
-    server.push(Reply::error(429, "rate_limit_error", "slow").header("retry-after-ms", 200));
+    server.push(Reply::error(429, "rate_limit_error", "slow").header("retry-after-ms", 1000));
     server.brain(|_| Reply::text("ok"));
-    let session = session(&inference, &budget, 0);
-    let turn = tokio::spawn(async move { session.turn(&ask("go"), &mut Silent).await });
-    while server.seen().is_empty() {
-        tokio::task::yield_now().await;
-    }
+    let (limited, waiting) = (session(&inference, &budget, 0), session(&inference, &budget, 1));
+    let (mut tell, mut limited_says) = Tell::new();
+    let first = tokio::spawn(async move { limited.turn(&ask("a"), &mut tell).await });
+    assert!(matches!(limited_says.recv().await, Some(Notice::Retrying { .. })));
+    let (mut tell, mut waiting_says) = Tell::new();
+    let second = tokio::spawn(async move { waiting.turn(&ask("b"), &mut tell).await });
+    assert!(matches!(waiting_says.recv().await, Some(Notice::RateLimited { .. })));
+    assert!(budget.balance().reserved > Usd::ZERO);
     budget.set_paused(true);
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    assert_eq!(waiting_says.recv().await, Some(Notice::WaitingWhilePaused));
+    assert_eq!(limited_says.recv().await, Some(Notice::WaitingWhilePaused));
     assert_eq!(server.seen().len(), 1);
     assert_eq!(budget.balance().reserved, Usd::ZERO, "what waits for the end of a pause holds no money");
     budget.set_paused(false);
-    turn.await.unwrap().unwrap();
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
     assert_eq!(budget.balance().spent, billed(&server));
 }
 

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forkyard_agent::inference::{
-    Anthropic, Backend, HttpBackend, Inference, InferenceSettings, Live, Message, RetrySettings, Session,
-    SessionSpec, Timeouts, ToolDef, TurnRequest,
+    Anthropic, Backend, Delta, DeltaSink, HttpBackend, Inference, InferenceSettings, Live, Message, Notice,
+    RetrySettings, Session, SessionSpec, Timeouts, ToolDef, TurnRequest,
 };
 use forkyard_agent::ports::MemoryBudget;
 use forkyard_core::pricing::{PriceBook, Usage};
 use forkyard_core::{Attempt, Usd};
 use serde_json::json;
 use test_support::model_server::{Bill, ModelServer};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
 pub const MODEL: &str = "sonnet";
@@ -92,4 +93,23 @@ pub fn billed(server: &ModelServer) -> Usd {
     let book = PriceBook::default();
     let facts = book.get(MODEL).unwrap();
     server.bills().iter().map(|b| facts.cost(&usage(b))).sum()
+}
+
+/// Passes notices on to the test as they come.
+pub struct Tell(UnboundedSender<Notice>);
+
+impl Tell {
+    pub fn new() -> (Tell, UnboundedReceiver<Notice>) {
+        let (sender, receiver) = unbounded_channel();
+        (Tell(sender), receiver)
+    }
+}
+
+impl DeltaSink for Tell {
+    fn delta(&mut self, delta: Delta<'_>) {
+        if let Delta::Notice(notice) = delta {
+            // The test may have heard enough.
+            let _ = self.0.send(notice.clone());
+        }
+    }
 }
