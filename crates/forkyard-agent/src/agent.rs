@@ -318,13 +318,13 @@ const MAX_NAMED_LOSSES: usize = 30;
 fn loss(entries: &[JournalEntry], position: u64, reason: &str) -> String {
     let after = live_positions(entries).into_iter().filter(|(p, _)| *p >= position).map(|(_, entry)| entry);
     let mut lines: Vec<String> = after
-        .filter_map(|e| match &e.event {
-            AgentEvent::FileEdited(f) => Some(format!("- changes of {}", f.file_path)),
-            AgentEvent::ToolUse(t) if t.tool == "Bash" => {
-                let command = t.input.get("command").and_then(|c| c.as_str()).unwrap_or_default();
-                Some(format!("- the command `{}`", crate::text::cut(command, 200)))
+        .filter_map(|e| {
+            if let AgentEvent::FileEdited(f) = &e.event {
+                return Some(format!("- changes of {}", f.file_path));
             }
-            _ => None,
+            let AgentEvent::ToolUse(t) = &e.event else { return None };
+            let command = t.input.get("command").and_then(|c| c.as_str()).filter(|_| t.tool == "Bash")?;
+            Some(format!("- the command `{}`", crate::text::cut(command, 200)))
         })
         .collect();
     let total = lines.len();

@@ -56,7 +56,11 @@ pub(crate) fn live_positions(entries: &[JournalEntry]) -> Vec<(u64, &JournalEntr
         if let AgentEvent::Resumed(resumed) = &entry.event
             && let Some(rewound_to) = resumed.rewound_to
         {
-            live.retain(|(p, _)| *p < rewound_to);
+            // A checkpoint is recorded after the position that it stands for: going back to it keeps it.
+            live.retain(|(p, entry)| {
+                let kept = matches!(&entry.event, AgentEvent::CheckpointCreated { position, .. } if *position <= rewound_to);
+                *p < rewound_to || kept
+            });
         }
         live.push((position, entry));
     }
@@ -66,13 +70,11 @@ pub(crate) fn live_positions(entries: &[JournalEntry]) -> Vec<(u64, &JournalEntr
 /// The checkpoints that still hold, oldest first, with the journal position that each one's conversation ends at. What came
 /// after a point that the fork went back to is not among them.
 pub fn checkpoints(entries: &[JournalEntry]) -> Vec<(u64, &CheckpointInfo)> {
-    live(entries)
-        .into_iter()
-        .filter_map(|entry| match &entry.event {
-            AgentEvent::CheckpointCreated { position, checkpoint, .. } => Some((*position, checkpoint)),
-            _ => None,
-        })
-        .collect()
+    let made = live(entries).into_iter().filter_map(|entry| {
+        let AgentEvent::CheckpointCreated { position, checkpoint, .. } = &entry.event else { return None };
+        Some((*position, checkpoint))
+    });
+    made.collect()
 }
 
 /// The conversation of the fork's agent (None) or of one subagent.

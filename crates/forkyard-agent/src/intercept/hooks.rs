@@ -73,7 +73,8 @@ impl Hook {
             .kill_on_drop(true)
             .spawn()
             .map_err(|e| format!("it could not be started: {e}"))?;
-        let group = child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?));
+        let mut group =
+            Group(child.id().and_then(|id| rustix::process::Pid::from_raw(i32::try_from(id).ok()?)));
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let text = Value::Object(input).to_string();
         let work = async {
@@ -88,13 +89,21 @@ impl Hook {
             Ok(Ran { code: status.code(), stdout, stderr })
         };
         let result = tokio::time::timeout(Duration::from_millis(self.config.timeout_ms), work).await;
-        if let Some(group) = group
-            && result.is_err()
-        {
-            // What it started goes with it.
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        if result.is_ok() {
+            group.0 = None;
         }
         result.unwrap_or_else(|_| Err(format!("it took longer than {} ms", self.config.timeout_ms)))
+    }
+}
+
+/// A hook's process group, ended with all that it started if nobody waits for it any more.
+struct Group(Option<rustix::process::Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
     }
 }
 

@@ -275,3 +275,34 @@ async fn errors_of_the_provider_end_the_attempt_and_money_ends_the_agent() {
     assert_eq!(real.run(None).await.unwrap().stop, Stop::BudgetExceeded);
     real.provider.destroy(&real.id).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_misbehaving_model_is_answered_within_the_rules_of_its_api() {
+    let mut real = Real::new().await;
+    real.script(|n| match n {
+        0 => Reply::tools("Bash", &json!({ "command": "echo x >> log" }), 51),
+        1 => Reply::tool("Nonsense", json!({ "a": 1 })),
+        2 => Reply::message(vec![
+            Part::Text("Now a long file.".into()),
+            Part::Tool {
+                id: None,
+                name: "Write".into(),
+                input: "{\"file_path\": \"b\", \"content\": \"unfin".into(),
+            },
+        ])
+        .stop("max_tokens"),
+        3 => Reply::tool("Write", json!(["not an object"])),
+        4 => Reply::text("half of an ans").stop("max_tokens"),
+        _ => Reply::refusal(),
+    });
+    let outcome = real.run(None).await.unwrap();
+    // The server holds every request to the API's rules: each of these answers was taken back by it.
+    assert_eq!((outcome.stop, outcome.turns, outcome.success), (Stop::Refusal, 6, false));
+    assert_eq!((outcome.denied, outcome.tool_calls), (1, 54));
+    assert_eq!(real.file("log").await.lines().count(), 50);
+    let results = real.stored.results();
+    assert!(results[50].contains("calls_per_turn") && results[51].contains("there is no tool"));
+    assert!(results[52].contains("not valid JSON") && results[53].contains("not valid JSON"));
+    assert_eq!(outcome.cost, billed(&real.server));
+    real.provider.destroy(&real.id).await.unwrap();
+}

@@ -1,6 +1,6 @@
 //! Going on after a crash: at every append of the journal, and after the loss of the sandbox.
 
-use forkyard_agent::{AgentError, AgentEvent, Continuity, Stop};
+use forkyard_agent::{AgentError, AgentEvent, Continuity, Stop, checkpoints};
 use forkyard_core::Usd;
 use serde_json::json;
 
@@ -203,8 +203,13 @@ async fn a_lost_sandbox_goes_on_from_the_last_checkpoint_and_says_what_was_lost(
     let (position, id) = checkpoint.unwrap();
     fork.world = fork.world.restore(&id);
     fork.config.continuity = Continuity::Replaced { position, reason: "host rebooted".to_string() };
-    // A crash in the middle of the recovery is recovered from as well.
+    // A crash in the middle of the recovery is recovered from as well, and the checkpoint still holds.
     assert!(fork.run_until(1, Crash::AfterWrite).await.is_err());
+    let entries = fork.stored.entries();
+    assert_eq!(
+        checkpoints(&entries).iter().map(|(p, c)| (*p, c.id.clone())).collect::<Vec<_>>(),
+        [(position, id)]
+    );
     let outcome = fork.run().await.unwrap();
     assert!(outcome.success);
     assert_eq!(fork.world.file("/workspace/log").unwrap(), "one\ntwo again\n");

@@ -2,6 +2,7 @@
 //! put together from them.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -65,6 +66,10 @@ impl Stored {
                 _ => None,
             })
             .collect()
+    }
+    /// What the store of a test takes in memory.
+    pub fn bytes(&self) -> u64 {
+        self.entries.lock().unwrap().iter().map(|(_, _, data)| data.to_string().len() as u64).sum()
     }
     pub fn len(&self) -> usize {
         self.entries.lock().unwrap().len()
@@ -176,6 +181,7 @@ type Script = dyn Fn(&TurnRequest, usize) -> Result<Answer, InferenceError> + Se
 pub struct ScriptModel {
     script: Box<Script>,
     pub requests: Mutex<Vec<TurnRequest>>,
+    remembers: AtomicBool,
 }
 
 impl ScriptModel {
@@ -186,7 +192,15 @@ impl ScriptModel {
     pub fn new(
         script: impl Fn(&TurnRequest, usize) -> Result<Answer, InferenceError> + Send + Sync + 'static,
     ) -> Arc<ScriptModel> {
-        Arc::new(ScriptModel { script: Box::new(script), requests: Mutex::default() })
+        Arc::new(ScriptModel {
+            script: Box::new(script),
+            requests: Mutex::default(),
+            remembers: AtomicBool::new(true),
+        })
+    }
+    /// Keeps no copies from now on.
+    pub fn forget_requests(&self) {
+        self.remembers.store(false, Ordering::Relaxed);
     }
     pub fn requests(&self) -> Vec<TurnRequest> {
         self.requests.lock().unwrap().clone()
@@ -204,7 +218,9 @@ impl Model for ScriptModel {
         _: &mut dyn DeltaSink,
     ) -> Result<TurnResponse, InferenceError> {
         check_rules(request);
-        self.requests.lock().unwrap().push(request.clone());
+        if self.remembers.load(Ordering::Relaxed) {
+            self.requests.lock().unwrap().push(request.clone());
+        }
         let n = request.messages.iter().filter(|m| m.role == Role::Assistant).count();
         let answer = (self.script)(request, n)?;
         Ok(TurnResponse {

@@ -1,5 +1,6 @@
 mod agent_chain;
 mod agent_loop;
+mod agent_overhead;
 mod agent_real;
 mod agent_resume;
 mod agent_steering;
