@@ -4,6 +4,7 @@
 //! resolved inside the sandbox, by the guest, never by string checks on the host.
 
 pub mod conformance;
+pub mod docker;
 pub mod egress;
 mod egress_seam;
 mod error;

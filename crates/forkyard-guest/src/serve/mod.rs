@@ -61,7 +61,12 @@ struct ContainerConfig {
     env: BTreeMap<String, String>,
     #[serde(default)]
     proxy_port: Option<u16>,
-    processes: u32,
+    /// None: the engine's own limit is all there is. An rlimit would count the user's processes on the whole host.
+    #[serde(default)]
+    processes: Option<u32>,
+    /// The folder that holds everything a command can fill, and how much it may hold.
+    #[serde(default)]
+    disk: Option<(String, u64)>,
 }
 
 /// Pid 1 of a container. Commands run as the same user, so that the guest is closed to them and owners show a token.
@@ -88,19 +93,30 @@ pub fn container(socket: &str) -> ExitCode {
         Ok(proxy) => proxy,
         Err(e) => return fail(format!("proxy socket: {e}")),
     };
+    let open_dir = |path: &str| {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+    };
+    let upper = match config.disk.as_ref().map(|(path, _)| open_dir(path)).transpose() {
+        Ok(upper) => upper,
+        Err(e) => return fail(format!("disk: {e}")),
+    };
+    // As many as there may be already: commands keep what the container has.
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum.unwrap_or(u64::MAX);
+    let most = u32::try_from(most).unwrap_or(u32::MAX);
     run(Config {
         env: config.env,
         lifetime_ms: config.lifetime_ms,
         attempt: config.attempt,
         token: Some(config.token),
-        processes: config.processes,
+        processes: config.processes.unwrap_or(most).min(most),
         layer: None,
-        watch: Watch::default(),
+        watch: Watch { disk_bytes: config.disk.map(|(_, bytes)| bytes), ..Default::default() },
         control: None,
         listener: Some(listener.into()),
         proxy,
         spool: None,
-        upper: None,
+        upper,
         oom_events: None,
         landlock: false,
     })

@@ -1,5 +1,7 @@
 //! The crate's integration tests: one binary.
 
+mod docker;
+mod docker_fixture;
 mod egress_fixture;
 mod egress_internal;
 mod egress_limits;

@@ -1,0 +1,192 @@
+//! The engine itself: reaching it, and what its errors mean to a caller.
+
+use std::io;
+
+use bollard::errors::Error as Fault;
+use bollard::{ClientVersion, Docker};
+
+use crate::{ErrorKind, Result, SandboxError};
+
+/// Engine 20.10: the first with one-shot statistics, and what Debian's stable releases carry.
+pub const MIN_API: (usize, usize) = (1, 41);
+const DEFAULT_HOST: &str = "unix:///var/run/docker.sock";
+/// For one request; pulls and archives are streams, to which it applies piece by piece.
+const REQUEST_TIMEOUT_S: u64 = 120;
+
+/// Connects, agrees on a version, and refuses an engine that is too old.
+pub async fn connect(host: Option<&str>) -> Result<Docker> {
+    let host = host.unwrap_or(DEFAULT_HOST);
+    let Some(path) = host.strip_prefix("unix://") else {
+        return Err(SandboxError::new(ErrorKind::Unsupported, format!("Docker host {host:?}"))
+            .hint("only a local engine shares the guest's socket: use unix:///path/to/docker.sock"));
+    };
+    let newest = ClientVersion { major_version: 1, minor_version: 53 };
+    let docker =
+        Docker::connect_with_unix(path, REQUEST_TIMEOUT_S, &newest).map_err(|e| translate(path, &e))?;
+    let docker = docker.negotiate_version().await.map_err(|e| translate(path, &e))?;
+    let api = docker.client_version();
+    check_version(api.major_version, api.minor_version)?;
+    Ok(docker)
+}
+
+fn check_version(major: usize, minor: usize) -> Result<()> {
+    if (major, minor) >= MIN_API {
+        return Ok(());
+    }
+    let (want_major, want_minor) = MIN_API;
+    Err(SandboxError::new(
+        ErrorKind::Unsupported,
+        format!("the Docker engine speaks API {major}.{minor}, {want_major}.{want_minor} is needed"),
+    )
+    .hint("upgrade Docker to 20.10 or newer"))
+}
+
+/// `what` names the subject: a socket, an image, a container.
+pub fn translate(what: &str, fault: &Fault) -> SandboxError {
+    match fault {
+        Fault::SocketNotFoundError(path) => absent(path),
+        Fault::DockerResponseServerError { status_code, message } => refused(what, *status_code, message),
+        Fault::DockerStreamError { error } => refused(what, 0, error),
+        Fault::RequestTimeoutError => {
+            SandboxError::new(ErrorKind::Timeout, format!("{what}: the Docker engine did not answer in time"))
+        }
+        other => match io_kind(other) {
+            Some(io::ErrorKind::PermissionDenied) => SandboxError::new(
+                ErrorKind::Denied,
+                format!("{what}: this user may not use the Docker engine"),
+            )
+            .hint("add the user to the group docker, or use the local provider, which needs no engine"),
+            Some(io::ErrorKind::NotFound) => absent(what),
+            Some(io::ErrorKind::ConnectionRefused) => {
+                SandboxError::new(ErrorKind::Unavailable, format!("{what}: nobody listens there"))
+                    .hint("start the Docker engine (systemctl start docker)")
+            }
+            Some(_) | None => {
+                SandboxError::new(ErrorKind::Unavailable, format!("{what}: Docker engine: {other}"))
+            }
+        },
+    }
+}
+
+fn absent(path: &str) -> SandboxError {
+    SandboxError::new(ErrorKind::Unsupported, format!("no Docker engine at {path}"))
+        .hint("install and start Docker, name its socket, or use the local provider, which needs no engine")
+}
+
+fn refused(what: &str, status: u16, message: &str) -> SandboxError {
+    let lower = message.to_ascii_lowercase();
+    let said = |words: &[&str]| words.iter().any(|w| lower.contains(w));
+    let error = |kind| SandboxError::new(kind, format!("{what}: the Docker engine says: {message}"));
+    if said(&["no space left"]) {
+        return error(ErrorKind::TooLarge)
+            .hint("free space in the engine's data directory (docker system prune)");
+    }
+    if said(&["unauthorized", "authentication required", "access denied", "denied: requested access"]) {
+        return error(ErrorKind::Auth).hint("docker login to that registry");
+    }
+    if said(&["manifest unknown", "no such image", "not found: manifest", "invalid reference format"]) {
+        return error(ErrorKind::Invalid).hint("check the image's name and tag");
+    }
+    match status {
+        400 => error(ErrorKind::Invalid),
+        401 | 403 => error(ErrorKind::Auth),
+        404 => error(ErrorKind::NotFound),
+        _ => error(ErrorKind::Unavailable),
+    }
+}
+
+/// The operating system's word, wherever in the chain it is.
+fn io_kind(fault: &Fault) -> Option<io::ErrorKind> {
+    if let Fault::IOError { err } = fault {
+        return Some(err.kind());
+    }
+    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(fault);
+    while let Some(error) = next {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return Some(io.kind());
+        }
+        next = error.source();
+    }
+    None
+}
+
+pub fn is_missing(fault: &Fault) -> bool {
+    matches!(fault, Fault::DockerResponseServerError { status_code: 404, .. })
+}
+
+/// Somebody else made or is removing the same thing.
+pub fn is_conflict(fault: &Fault) -> bool {
+    matches!(fault, Fault::DockerResponseServerError { status_code: 409, .. })
+}
+
+/// The engine's "nothing to do": started already, stopped already.
+pub fn is_unchanged(fault: &Fault) -> bool {
+    matches!(fault, Fault::DockerResponseServerError { status_code: 304, .. })
+}
+
+/// What is gone already needs no removing.
+pub fn gone_is_ok(what: &str, done: std::result::Result<(), Fault>) -> Result<()> {
+    match done {
+        Ok(()) => Ok(()),
+        Err(fault) if is_missing(&fault) || is_unchanged(&fault) => Ok(()),
+        Err(fault) => Err(translate(what, &fault)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(status_code: u16, message: &str) -> Fault {
+        Fault::DockerResponseServerError { status_code, message: message.into() }
+    }
+
+    #[test]
+    fn errors_say_what_a_caller_can_do() {
+        let table = [
+            (server(404, "No such image: x:latest"), ErrorKind::Invalid, true),
+            (server(500, "manifest unknown: manifest unknown"), ErrorKind::Invalid, true),
+            (server(401, "unauthorized: authentication required"), ErrorKind::Auth, true),
+            (server(404, "No such container: x"), ErrorKind::NotFound, false),
+            (server(500, "write /x: no space left on device"), ErrorKind::TooLarge, true),
+            (server(500, "boom"), ErrorKind::Unavailable, false),
+            (server(400, "bad parameter"), ErrorKind::Invalid, false),
+            (Fault::SocketNotFoundError("/x.sock".into()), ErrorKind::Unsupported, true),
+            (Fault::RequestTimeoutError, ErrorKind::Timeout, false),
+            (io::Error::from(io::ErrorKind::PermissionDenied).into(), ErrorKind::Denied, true),
+            (io::Error::from(io::ErrorKind::ConnectionRefused).into(), ErrorKind::Unavailable, true),
+        ];
+        for (fault, kind, hint) in table {
+            let error = translate("x", &fault);
+            assert_eq!(error.kind, kind, "{fault:?}");
+            assert_eq!(error.hint.is_some(), hint, "{fault:?}");
+        }
+    }
+
+    #[test]
+    fn an_old_engine_is_refused() {
+        let error = check_version(1, 40).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Unsupported);
+        assert!(error.message.contains("1.40") && error.hint.is_some());
+        assert!(check_version(1, 41).is_ok() && check_version(2, 0).is_ok());
+    }
+
+    #[tokio::test]
+    async fn an_absent_engine_is_named() {
+        let error = connect(Some("unix:///nowhere/docker.sock")).await.err().unwrap();
+        assert_eq!(error.kind, ErrorKind::Unsupported);
+        assert!(error.hint.unwrap().contains("local provider"));
+        let error = connect(Some("tcp://127.0.0.1:1")).await.err().unwrap();
+        assert_eq!(error.kind, ErrorKind::Unsupported);
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_nobody_serves_is_unavailable() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("d.sock");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let error = connect(Some(&format!("unix://{}", path.display()))).await.err().unwrap();
+        assert_eq!(error.kind, ErrorKind::Unavailable);
+        assert!(error.is_retryable());
+    }
+}

@@ -1,0 +1,222 @@
+//! Images: found, pulled or loaded, and prepared once.
+//!
+//! A fresh volume takes the owner of the folder that it covers in the image. So each image gets a thin layer on top with
+//! /workspace and /home/user owned by the sandbox's user and that user in /etc/passwd; it is kept under a tag of our own and
+//! shared by all sandboxes.
+
+use std::path::Path;
+
+use bollard::models::{ContainerConfig, ContainerCreateBody};
+use bollard::query_parameters::{
+    CommitContainerOptionsBuilder, CreateContainerOptionsBuilder, CreateImageOptionsBuilder,
+    DownloadFromContainerOptionsBuilder, ImportImageOptionsBuilder, RemoveContainerOptionsBuilder,
+    UploadToContainerOptionsBuilder,
+};
+use bollard::{Docker, body_full};
+use futures::StreamExt;
+
+use super::archive::{Parts, single_file};
+use super::container::{HOME_DIR, LABEL_OWNER, WORKSPACE};
+use super::engine::{gone_is_ok, is_missing, translate};
+use super::record::digest;
+use crate::{ErrorKind, Result, Root, SandboxError};
+
+/// Raised when the layer on top changes.
+const PREPARED_VERSION: u32 = 1;
+const PREPARED_REPO: &str = "forkyard-prepared";
+/// Of /etc/passwd and /etc/group.
+const MAX_ACCOUNT_BYTES: u64 = 1 << 20;
+/// What `docker load` says before the name.
+const LOADED: [&str; 2] = ["Loaded image: ", "Loaded image ID: "];
+
+/// An image that sandboxes can start from.
+pub struct Prepared {
+    /// Its own tag.
+    pub tag: String,
+    /// Variables that the image sets.
+    pub env: Vec<String>,
+}
+
+/// What a root names, as the engine's image reference. Archives are loaded on the way.
+pub async fn reference(docker: &Docker, root: &Root, default: &str) -> Result<String> {
+    match root {
+        Root::Default => Ok(default.to_string()),
+        Root::Image(image) => match image.split_once(':') {
+            Some(("archive", path)) => load(docker, Path::new(path)).await,
+            Some(("oci", _)) => {
+                Err(SandboxError::new(ErrorKind::Unsupported, "the Docker provider can't read an OCI layout")
+                    .hint("use an archive (docker save) or a registry reference, or the local provider"))
+            }
+            Some(_) | None => Ok(image.clone()),
+        },
+        Root::Directory(path) => Err(SandboxError::new(
+            ErrorKind::Unsupported,
+            format!("the Docker provider can't use the directory {path} as a root"),
+        )
+        .hint("use the local provider, or make an image of it: tar -C DIR -c . | docker import - NAME")),
+        Root::Snapshot(_) => Err(SandboxError::new(ErrorKind::Invalid, "a snapshot has an image of its own")),
+    }
+}
+
+async fn load(docker: &Docker, path: &Path) -> Result<String> {
+    let shown = path.display().to_string();
+    let invalid =
+        |what: String| SandboxError::new(ErrorKind::Invalid, format!("image archive {shown}: {what}"));
+    let file = tokio::fs::File::open(path).await.map_err(|e| invalid(e.to_string()))?;
+    let bytes = tokio_util::io::ReaderStream::new(file);
+    let options = ImportImageOptionsBuilder::default().quiet(true).build();
+    let mut answers = Box::pin(docker.import_image_stream(options, bytes, None));
+    let mut name = None;
+    while let Some(answer) = answers.next().await {
+        let answer = answer.map_err(|e| invalid(e.to_string()))?;
+        let said = answer.stream.unwrap_or_default();
+        for prefix in LOADED {
+            if let Some(rest) = said.strip_prefix(prefix) {
+                name = Some(rest.trim().to_string());
+            }
+        }
+    }
+    name.ok_or_else(|| invalid("the engine found no image in it".into()).hint("make it with docker save"))
+}
+
+/// The image with our layer on top; pulled and made if it is not there.
+pub async fn prepare(docker: &Docker, owner: &str, image: &str, user: (u32, u32)) -> Result<Prepared> {
+    let found = match docker.inspect_image(image).await {
+        Ok(found) => found,
+        Err(fault) if is_missing(&fault) => {
+            pull(docker, image).await?;
+            docker.inspect_image(image).await.map_err(|e| translate(image, &e))?
+        }
+        Err(fault) => return Err(translate(image, &fault)),
+    };
+    let env = found.config.and_then(|c| c.env).unwrap_or_default();
+    let id = found.id.unwrap_or_else(|| image.to_string());
+    let tag = digest(format!("{PREPARED_VERSION} {id} {} {}", user.0, user.1).as_bytes());
+    let tag = format!("{PREPARED_REPO}:{tag}");
+    match docker.inspect_image(&tag).await {
+        Ok(_) => return Ok(Prepared { tag, env }),
+        Err(fault) if is_missing(&fault) => {}
+        Err(fault) => return Err(translate(image, &fault)),
+    }
+    let body = ContainerCreateBody {
+        image: Some(id),
+        // Never started; the engine wants a command all the same.
+        entrypoint: Some(vec!["/".into()]),
+        labels: Some([(LABEL_OWNER.to_string(), owner.to_string())].into()),
+        ..Default::default()
+    };
+    let options = CreateContainerOptionsBuilder::default().build();
+    let container = docker.create_container(Some(options), body).await.map_err(|e| translate(image, &e))?.id;
+    let made = add_layer(docker, &container, &tag, user).await;
+    let remove = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
+    let removed = gone_is_ok(image, docker.remove_container(&container, Some(remove)).await);
+    made?;
+    removed?;
+    Ok(Prepared { tag, env })
+}
+
+async fn pull(docker: &Docker, image: &str) -> Result<()> {
+    // Without a tag the engine would pull every one there is.
+    let tagged = image.contains('@') || image.rsplit('/').next().is_some_and(|last| last.contains(':'));
+    let name = if tagged { image.to_string() } else { format!("{image}:latest") };
+    let options = CreateImageOptionsBuilder::default().from_image(&name).build();
+    let mut answers = Box::pin(docker.create_image(Some(options), None, None));
+    while let Some(answer) = answers.next().await {
+        answer.map_err(|fault| {
+            let error = translate(image, &fault);
+            // A registry that says 404 has no such image; one that can't be reached may have.
+            match error.kind {
+                ErrorKind::NotFound => SandboxError::new(ErrorKind::Invalid, error.message)
+                    .hint("check the image's name and tag"),
+                _ if error.hint.is_none() => {
+                    error.hint("can the engine reach the registry? docker load or docker import also work")
+                }
+                _ => error,
+            }
+        })?;
+    }
+    Ok(())
+}
+
+async fn add_layer(docker: &Docker, container: &str, tag: &str, (uid, gid): (u32, u32)) -> Result<()> {
+    let broken = |e: std::io::Error| SandboxError::new(ErrorKind::Unavailable, format!("image layer: {e}"));
+    let passwd = account_file(docker, container, "/etc/passwd").await?;
+    let group = account_file(docker, container, "/etc/group").await?;
+    let mut parts = Parts::new();
+    let home = HOME_DIR.trim_start_matches('/');
+    let mut fill = || -> std::io::Result<()> {
+        parts.dir("etc", 0, 0, 0o755)?;
+        parts.file(
+            "etc/passwd",
+            &with_entry(&passwd, &format!("user:x:{uid}:{gid}::{HOME_DIR}:/bin/sh")),
+            0o644,
+        )?;
+        parts.file("etc/group", &with_entry(&group, &format!("user:x:{gid}:")), 0o644)?;
+        // The engine gives a tmpfs the mode of the folder below it.
+        parts.dir("tmp", 0, 0, 0o1777)?;
+        parts.dir("home", 0, 0, 0o755)?;
+        parts.dir(home, uid, gid, 0o755)?;
+        parts.dir(WORKSPACE.trim_start_matches('/'), uid, gid, 0o755)
+    };
+    fill().map_err(broken)?;
+    let data = parts.finish().map_err(broken)?;
+    let options = UploadToContainerOptionsBuilder::default().path("/").build();
+    docker
+        .upload_to_container(container, Some(options), body_full(data.into()))
+        .await
+        .map_err(|e| translate("image layer", &e))?;
+    let (repo, name) = tag.split_once(':').unwrap_or((tag, "latest"));
+    let options = CommitContainerOptionsBuilder::default().container(container).repo(repo).tag(name).build();
+    docker
+        .commit_container(options, ContainerConfig::default())
+        .await
+        .map_err(|e| translate("image layer", &e))?;
+    Ok(())
+}
+
+/// Empty if the image has none.
+async fn account_file(docker: &Docker, container: &str, path: &str) -> Result<Vec<u8>> {
+    let options = DownloadFromContainerOptionsBuilder::default().path(path).build();
+    let mut stream = Box::pin(docker.download_from_container(container, Some(options)));
+    let mut archive = Vec::new();
+    while let Some(piece) = stream.next().await {
+        match piece {
+            Ok(piece) => archive.extend_from_slice(&piece),
+            Err(fault) if is_missing(&fault) => return Ok(Vec::new()),
+            Err(fault) => return Err(translate(path, &fault)),
+        }
+        if archive.len() as u64 > 2 * MAX_ACCOUNT_BYTES {
+            return Err(SandboxError::new(ErrorKind::Invalid, format!("{path} of the image is too large")));
+        }
+    }
+    single_file(&archive, MAX_ACCOUNT_BYTES)
+        .map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("{path} of the image: {e}")))
+}
+
+/// Puts ours first, so that it is the name of that number; others of that number stay as further names.
+fn with_entry(file: &[u8], entry: &str) -> Vec<u8> {
+    let taken = format!("{}:", entry.split(':').next().unwrap_or_default());
+    let mut out = format!("{entry}\n").into_bytes();
+    for line in file.split(|b| *b == b'\n').filter(|l| !l.is_empty()) {
+        if !line.starts_with(taken.as_bytes()) {
+            out.extend_from_slice(line);
+            out.push(b'\n');
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_is_added_once_and_first() {
+        let file = b"root:x:0:0::/root:/bin/sh\nuser:x:5:5::/x:/y\nnode:x:1000:1000::/home/node:/bin/sh";
+        let text = String::from_utf8(with_entry(file, "user:x:1000:1000::/home/user:/bin/sh")).unwrap();
+        assert_eq!(
+            text,
+            "user:x:1000:1000::/home/user:/bin/sh\nroot:x:0:0::/root:/bin/sh\nnode:x:1000:1000::/home/node:/bin/sh\n"
+        );
+    }
+}

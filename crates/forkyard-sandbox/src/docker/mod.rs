@@ -1,0 +1,159 @@
+//! Sandboxes of a Docker engine: the same traits over containers, hardened.
+//!
+//! A sandbox is a container whose pid 1 is the guest, without a network, on a read-only root, with two volumes of its own. The
+//! engine's labels say what exists; a folder beside them says what only owners may know. Invariants:
+//! - The container has loopback alone in every network mode; the egress proxy accepts on the guest's listener inside.
+//! - A container that was made but never served is nobody's: whoever finds it makes it again.
+//! - What is destroyed leaves no container, no volume and no folder.
+
+mod archive;
+mod connect;
+mod container;
+mod engine;
+mod image;
+mod lifecycle;
+mod record;
+mod sandbox;
+mod snapshot;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bollard::Docker;
+use forkyard_core::{Attempt, SandboxId, SnapshotId};
+
+use self::record::Home;
+use crate::{
+    Capabilities, EgressFactory, ErrorKind, ForkCost, Labels, NetworkMode, Provider, ProviderKind, Result,
+    Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo,
+};
+
+/// The user inside when Forkyard runs as root; an ordinary user is itself inside.
+const ROOTS_USER: (u32, u32) = (1000, 1000);
+/// The image of [`crate::Root::Default`] where the configuration names none.
+pub const DEFAULT_IMAGE: &str = "debian:stable-slim";
+
+#[derive(Clone, Default)]
+pub struct DockerOptions {
+    /// `unix:///path`; None is the engine's usual socket.
+    pub host: Option<String>,
+    /// Of [`crate::Root::Default`]; None is [`DEFAULT_IMAGE`].
+    pub image: Option<String>,
+    /// Without one, only the network mode `none` can be had.
+    pub egress: Option<Arc<dyn EgressFactory>>,
+}
+
+#[derive(Clone)]
+pub struct DockerProvider {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    docker: Docker,
+    home: Home,
+    /// Sets this install's containers apart from others' on the same engine.
+    owner: String,
+    image: String,
+    egress: Option<Arc<dyn EgressFactory>>,
+    /// Host path, path inside.
+    files: Vec<(String, String)>,
+    guest: String,
+    user: (u32, u32),
+    /// One image is prepared at a time: twenty forks of one run want the same.
+    preparing: tokio::sync::Mutex<()>,
+}
+
+fn utf8(path: &Path) -> Result<String> {
+    path.to_str().map(String::from).ok_or_else(|| {
+        SandboxError::new(ErrorKind::Invalid, format!("the path {} is not UTF-8", path.display()))
+            .hint("use another state folder")
+    })
+}
+
+impl DockerProvider {
+    /// Reaches the engine and opens the state folder.
+    pub async fn connect(state_dir: &Path, options: DockerOptions) -> Result<DockerProvider> {
+        let docker = engine::connect(options.host.as_deref()).await?;
+        let home = Home::open(state_dir)?;
+        let files = options.egress.as_ref().map(|egress| egress.files()).unwrap_or_default();
+        let files = home
+            .inside_files(&files)?
+            .into_iter()
+            .map(|(path, inside)| Ok((utf8(&path)?, inside)))
+            .collect::<Result<_>>()?;
+        let guest = utf8(&home.guest(crate::local::GUEST)?)?;
+        // SAFETY: getegid and geteuid take nothing and can't fail.
+        let user = if record::is_root() { ROOTS_USER } else { unsafe { (libc::geteuid(), libc::getegid()) } };
+        let inner = Inner {
+            docker,
+            owner: record::digest(home.root().as_os_str().as_encoded_bytes())[..12].to_string(),
+            home,
+            image: options.image.unwrap_or_else(|| DEFAULT_IMAGE.to_string()),
+            egress: options.egress,
+            files,
+            guest,
+            user,
+            preparing: tokio::sync::Mutex::new(()),
+        };
+        Ok(DockerProvider { inner: Arc::new(inner) })
+    }
+
+    /// Removes what dead sandboxes and interrupted work left behind. Safe beside other processes on the same state folder.
+    pub async fn sweep(&self) -> Result<()> {
+        self.inner.sweep().await
+    }
+}
+
+#[async_trait]
+impl Provider for DockerProvider {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            provider: ProviderKind::Docker,
+            attach: true,
+            fencing: true,
+            snapshot: true,
+            fork: ForkCost::BySize,
+            pause: true,
+            start_stop: true,
+            pty: true,
+            volumes: true,
+            network_modes: match self.inner.egress {
+                Some(_) => vec![NetworkMode::None, NetworkMode::Isolated, NetworkMode::Bridge],
+                None => vec![NetworkMode::None],
+            },
+            snapshots_travel: true,
+        }
+    }
+
+    async fn create(&self, id: &SandboxId, attempt: Attempt, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>> {
+        self.inner.create(id, attempt, spec).await
+    }
+    async fn attach(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.inner.attach(id, attempt).await
+    }
+    async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>> {
+        self.inner.list(labels).await
+    }
+    async fn destroy(&self, id: &SandboxId) -> Result<()> {
+        self.inner.destroy(id).await
+    }
+    async fn stop(&self, id: &SandboxId) -> Result<()> {
+        self.inner.stop(id).await
+    }
+    async fn start(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.inner.start(id, attempt).await
+    }
+    async fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        self.inner.home.snapshots()
+    }
+    async fn remove_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        snapshot::remove(&self.inner.home, id).await
+    }
+    async fn export_snapshot(&self, id: &SnapshotId, to: &Path) -> Result<()> {
+        snapshot::export(&self.inner.home, id, to).await
+    }
+    async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
+        snapshot::import(&self.inner.home, id, from, self.inner.user).await
+    }
+}

@@ -1,0 +1,225 @@
+//! What the host remembers of a Docker sandbox, so that another process can attach to it: one folder each.
+//!
+//! The engine is the truth about what exists; these files hold what must not stand in a label (the guest's token, secrets).
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, SnapshotInfo};
+
+/// The guest's socket, inside the sandbox's run folder.
+pub const SOCKET_NAME: &str = "guest.sock";
+const RECORD_NAME: &str = "sandbox.json";
+/// Present while a sandbox is stopped on purpose; without it, one that does not run is dead.
+const STOPPED_NAME: &str = "stopped";
+
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Record {
+    pub id: SandboxId,
+    /// The newest that was connected from this host.
+    pub attempt: Attempt,
+    pub spec: SandboxSpec,
+    /// Who shows it to the guest is an owner.
+    pub token: String,
+    /// As the user named it; a snapshot's children start from it again.
+    pub image: String,
+    pub achieved: Achieved,
+    pub created_at: Timestamp,
+    pub deadline: Timestamp,
+    /// Its processes are stopped by the guest.
+    #[serde(default)]
+    pub paused: bool,
+}
+
+/// A snapshot: the image's name, and two archives beside this.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotRecord {
+    pub info: SnapshotInfo,
+    pub image: String,
+}
+
+/// The provider's folder.
+#[derive(Clone)]
+pub struct Home(PathBuf);
+
+fn failed(what: &Path) -> impl FnOnce(io::Error) -> SandboxError {
+    move |e| {
+        let kind = match e.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::TooLarge,
+            _ => ErrorKind::Unavailable,
+        };
+        SandboxError::new(kind, format!("{}: {e}", what.display()))
+    }
+}
+
+impl Home {
+    pub fn open(root: &Path) -> Result<Home> {
+        for dir in [root.to_path_buf(), root.join("sandboxes"), root.join("snapshots"), root.join("shared")] {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(failed(&dir))?;
+        }
+        let root = fs::canonicalize(root).map_err(failed(root))?;
+        Ok(Home(root))
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.0
+    }
+
+    fn sandbox(&self, id: &SandboxId) -> PathBuf {
+        self.0.join("sandboxes").join(id.as_str())
+    }
+
+    /// Mounted into the sandbox, for the guest's socket.
+    pub fn run(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("run")
+    }
+
+    pub fn snapshot(&self, id: &SnapshotId) -> PathBuf {
+        self.0.join("snapshots").join(id.as_str())
+    }
+
+    /// The guest program, once for all sandboxes; its name changes with its content.
+    pub fn guest(&self, program: &[u8]) -> Result<PathBuf> {
+        let path = self.0.join("shared").join(format!("guest-{}", digest(program)));
+        if !path.exists() {
+            self.put(&path, program, 0o755)?;
+        }
+        Ok(path)
+    }
+
+    /// Files that every sandbox sees: pairs of host path and path inside.
+    pub fn inside_files(&self, files: &[InsideFile]) -> Result<Vec<(PathBuf, String)>> {
+        files
+            .iter()
+            .map(|file| {
+                let path = self.0.join("shared").join(format!("file-{}", digest(&file.data)));
+                if !path.exists() {
+                    self.put(&path, &file.data, file.mode)?;
+                }
+                Ok((path, file.path.clone()))
+            })
+            .collect()
+    }
+
+    /// A sandbox's folders; the run folder belongs to the user inside.
+    pub fn make(&self, record: &Record, uid: u32, gid: u32) -> Result<()> {
+        let run = self.run(&record.id);
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&run).map_err(failed(&run))?;
+        self.own_run(&record.id, uid, gid, 0o700)?;
+        self.write(record)
+    }
+
+    /// As root: who owns the run folder. As an ordinary user it is ours, and the user inside is us.
+    pub fn own_run(&self, id: &SandboxId, uid: u32, gid: u32, mode: u32) -> Result<()> {
+        let run = self.run(id);
+        if is_root() {
+            std::os::unix::fs::lchown(&run, Some(uid), Some(gid)).map_err(failed(&run))?;
+            fs::set_permissions(&run, fs::Permissions::from_mode(mode)).map_err(failed(&run))?;
+        }
+        Ok(())
+    }
+
+    pub fn write(&self, record: &Record) -> Result<()> {
+        let path = self.sandbox(&record.id).join(RECORD_NAME);
+        let text = serde_json::to_vec(record)
+            .map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("specification: {e}")))?;
+        self.put(&path, &text, 0o600)
+    }
+
+    pub fn read(&self, id: &SandboxId) -> Result<Option<Record>> {
+        read_json(&self.sandbox(id).join(RECORD_NAME))
+    }
+
+    /// Ok if it is gone already.
+    pub fn remove(&self, id: &SandboxId) -> Result<()> {
+        let dir = self.sandbox(id);
+        match fs::remove_dir_all(&dir) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(&dir)(e)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Every sandbox that has a folder, whether the engine knows it or not.
+    pub fn known(&self) -> Result<Vec<SandboxId>> {
+        names(&self.0.join("sandboxes"), |name| SandboxId::new(name).ok())
+    }
+
+    pub fn set_stopped(&self, id: &SandboxId, stopped: bool) -> Result<()> {
+        let path = self.sandbox(id).join(STOPPED_NAME);
+        if stopped {
+            return self.put(&path, b"", 0o600);
+        }
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(&path)(e)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    pub fn is_stopped(&self, id: &SandboxId) -> bool {
+        self.sandbox(id).join(STOPPED_NAME).exists()
+    }
+
+    pub fn read_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotRecord>> {
+        read_json(&self.snapshot(id).join("snapshot.json"))
+    }
+
+    pub fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        let ids = names(&self.0.join("snapshots"), |name| SnapshotId::new(name).ok())?;
+        let mut all = Vec::new();
+        for id in ids {
+            if let Some(record) = self.read_snapshot(&id)? {
+                all.push(record.info);
+            }
+        }
+        all.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(all)
+    }
+
+    /// Whole or not at all, and never through a link that somebody left there.
+    fn put(&self, path: &Path, data: &[u8], mode: u32) -> Result<()> {
+        let write = || -> io::Result<()> {
+            let dir = path.parent().unwrap_or(&self.0);
+            let mut file = tempfile::Builder::new()
+                .permissions(fs::Permissions::from_mode(mode))
+                .make_in(dir, |p| fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(p))?;
+            file.write_all(data)?;
+            // The umask may have taken bits that the sandbox needs.
+            file.as_file().set_permissions(fs::Permissions::from_mode(mode))?;
+            file.persist(path).map_err(|e| e.error)?;
+            Ok(())
+        };
+        write().map_err(failed(path))
+    }
+}
+
+fn names<T>(dir: &Path, parse: impl Fn(String) -> Option<T>) -> Result<Vec<T>> {
+    let entries = fs::read_dir(dir).map_err(failed(dir))?;
+    Ok(entries.flatten().filter_map(|e| e.file_name().into_string().ok()).filter_map(parse).collect())
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    match fs::read(path) {
+        Ok(text) => serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("{}: {e}", path.display()))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(failed(path)(e)),
+    }
+}
+
+pub fn is_root() -> bool {
+    // SAFETY: geteuid takes nothing and can't fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// Enough of a SHA-256 to tell contents apart, in characters that fit a name.
+pub fn digest(data: &[u8]) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(data).iter().take(16).map(|b| format!("{b:02x}")).collect()
+}

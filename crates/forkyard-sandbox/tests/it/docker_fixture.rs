@@ -1,0 +1,134 @@
+//! A real engine of its own, in a folder of its own, ended by its process id.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use bollard::query_parameters::CreateImageOptionsBuilder;
+use bollard::{Docker, body_full};
+use futures::StreamExt;
+use tar::{Builder, EntryType, Header};
+
+/// The only image there is: one static program under many names.
+pub const IMAGE: &str = "forkyard-test:1";
+
+pub struct Daemon {
+    dir: tempfile::TempDir,
+    child: Child,
+}
+
+impl Daemon {
+    /// None, with a word on why, where this machine has no engine or this user may not start one.
+    pub async fn start() -> Option<Daemon> {
+        let skip = |why: &str| {
+            eprintln!("skipped: {why}");
+            None
+        };
+        // SAFETY: geteuid takes nothing and can't fail.
+        if unsafe { libc::geteuid() } != 0 {
+            return skip("dockerd needs root");
+        }
+        let Some(dockerd) = find("dockerd") else { return skip("no dockerd") };
+        let Some(busybox) = find("busybox") else { return skip("no busybox") };
+        let dir = tempfile::Builder::new().prefix("fy").tempdir_in("/tmp").unwrap();
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        let log = std::fs::File::create(dir.path().join("log")).unwrap();
+        let mut command = Command::new(dockerd);
+        command
+            .args(["--data-root", &at("data"), "--exec-root", &at("exec"), "--pidfile", &at("pid")])
+            .args(["-H", &format!("unix://{}", at("docker.sock"))])
+            // Sandboxes have no network, so the engine needs none; several such engines may run at once.
+            .args(["--bridge", "none", "--iptables=false", "--ip6tables=false"])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log);
+        // SAFETY: prctl is async-signal-safe and concerns the child alone: it ends with us, whatever ends us.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+                Ok(())
+            });
+        }
+        let mut daemon = Daemon { child: command.spawn().unwrap(), dir };
+        let docker = loop {
+            if let Some(status) = daemon.child.try_wait().unwrap() {
+                let log = std::fs::read_to_string(daemon.dir.path().join("log")).unwrap_or_default();
+                panic!("dockerd ended: {status}\n{log}");
+            }
+            if let Ok(docker) = daemon.docker()
+                && docker.ping().await.is_ok()
+            {
+                break docker.negotiate_version().await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        import(&docker, IMAGE, image(&busybox)).await;
+        Some(daemon)
+    }
+
+    pub fn host(&self) -> String {
+        format!("unix://{}", self.dir.path().join("docker.sock").display())
+    }
+
+    /// A client of the engine itself, for looking from outside.
+    pub fn docker(&self) -> Result<Docker, bollard::errors::Error> {
+        let path = self.dir.path().join("docker.sock");
+        let version = bollard::ClientVersion { major_version: 1, minor_version: 41 };
+        Docker::connect_with_unix(&path.display().to_string(), 60, &version)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // SAFETY: the child was started here and is not waited for yet, so its number is its own.
+        unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
+        let _ = self.child.wait();
+    }
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+        .iter()
+        .map(|dir| Path::new(dir).join(program))
+        .find(|path| path.exists())
+}
+
+fn image(busybox: &Path) -> Vec<u8> {
+    let mut tar = Builder::new(Vec::new());
+    let header = |kind, size, mode| {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(size);
+        header.set_mode(mode);
+        header
+    };
+    for dir in ["bin", "etc", "proc", "sys", "dev", "tmp"] {
+        tar.append_data(&mut header(EntryType::Directory, 0, 0o755), dir, std::io::empty()).unwrap();
+    }
+    let program = std::fs::read(busybox).unwrap();
+    tar.append_data(
+        &mut header(EntryType::Regular, program.len() as u64, 0o755),
+        "bin/busybox",
+        &program[..],
+    )
+    .unwrap();
+    let names = Command::new(busybox).arg("--list").output().unwrap().stdout;
+    for name in String::from_utf8(names).unwrap().lines().filter(|n| *n != "busybox") {
+        let mut link = header(EntryType::Symlink, 0, 0o777);
+        tar.append_link(&mut link, format!("bin/{name}"), "busybox").unwrap();
+    }
+    let passwd = b"root:x:0:0::/:/bin/sh\n";
+    tar.append_data(&mut header(EntryType::Regular, passwd.len() as u64, 0o644), "etc/passwd", &passwd[..])
+        .unwrap();
+    tar.into_inner().unwrap()
+}
+
+async fn import(docker: &Docker, name: &str, tar: Vec<u8>) {
+    let (repo, tag) = name.split_once(':').unwrap();
+    let options = CreateImageOptionsBuilder::default().from_src("-").repo(repo).tag(tag).build();
+    let mut answers = Box::pin(docker.create_image(Some(options), Some(body_full(tar.into())), None));
+    while let Some(answer) = answers.next().await {
+        answer.unwrap();
+    }
+}
