@@ -306,7 +306,7 @@ impl Git {
         let child = command.spawn().map_err(|e| {
             if e.kind() == std::io::ErrorKind::NotFound {
                 GitError::new(GitErrorKind::Unavailable, "git could not be started")
-                    .hint("install git, version 2.45 or newer")
+                    .hint("install git, version 2.39 or newer")
             } else {
                 io_error(e)
             }

@@ -17,8 +17,8 @@ use crate::settings::Settings;
 #[derive(Debug, Args)]
 pub struct DoctorArgs {}
 
-/// The oldest git that has everything that keeps a hostile repository harmless (no lazy fetches).
-const MIN_GIT: (u32, u32) = (2, 45);
+/// That of Debian 12: the oldest that Forkyard is meant for. It has all the switches that keep a hostile repository harmless.
+const MIN_GIT: (u32, u32) = (2, 39);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
