@@ -8,6 +8,7 @@ use forkyard_core::policy::PolicyConfig;
 use forkyard_sandbox::Sandbox;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use crate::clock;
 use crate::config::{AgentConfig, Continuity};
@@ -74,8 +75,16 @@ impl Agent {
             overheard: std::sync::Mutex::default(),
             shell: OnceCell::new(),
         };
+        let span = tracing::info_span!(
+            "invoke_agent",
+            otel.name = "invoke_agent forkyard",
+            gen_ai.operation.name = "invoke_agent",
+            gen_ai.agent.name = "forkyard",
+            gen_ai.request.model = %session.config.model,
+            gen_ai.conversation.id = %format!("{}/{}", session.config.run, session.config.fork),
+        );
         let run = Run { session, started };
-        run.drive(entries).await
+        run.drive(entries).instrument(span).await
     }
 
     /// No log is no reason not to work.

@@ -6,6 +6,7 @@ use forkyard_core::CallId;
 use forkyard_core::policy::{self, Decision, Rule};
 use futures::StreamExt;
 use serde_json::{Map, Value};
+use tracing::Instrument;
 
 use super::{Halt, Session, Who, links};
 use crate::conversation::{Conversation, OpenCall};
@@ -322,7 +323,15 @@ impl Session {
         if !ready.tool.only_reads() {
             self.cache.clear();
         }
-        let output = match ready.tool.run(&call, ready.change.clone()).await {
+        // Contents stay out: an input may hold secrets.
+        let span = tracing::info_span!(
+            "execute_tool",
+            otel.name = %format!("execute_tool {}", ready.request.tool),
+            gen_ai.operation.name = "execute_tool",
+            gen_ai.tool.name = %ready.request.tool,
+            gen_ai.tool.call.id = %ready.request.tool_use_id,
+        );
+        let output = match ready.tool.run(&call, ready.change.clone()).instrument(span).await {
             Ok(output) => output,
             Err(Failure::Result(text)) => {
                 self.check_alive().await?;
