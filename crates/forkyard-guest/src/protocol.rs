@@ -123,7 +123,8 @@ pub enum Op {
         ignore_case: bool,
         max: u64,
     },
-    /// Body: the base as JSON `[[path, mode, oid], …]`. Answered by [`Answer::Changed`] + data, then [`Answer::Exported`].
+    /// Body: the base as JSON `[[path, mode, oid], …]`. Answered by [`Answer::Changed`] + data, [`Answer::Exported`],
+    /// [`Answer::Done`].
     GitExport {
         repo: Option<String>,
         max_bytes: u64,

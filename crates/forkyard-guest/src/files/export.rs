@@ -17,6 +17,8 @@ use super::{FileError, Result, WORKSPACE, resolve};
 const MAX_DEPTH: usize = 128;
 /// Deleted or skipped names in one answer; more of them means that the base is not this tree's.
 const MAX_NAMES: usize = 200_000;
+/// Names in one frame: even the longest fit.
+const NAMES_PART: usize = 256;
 const MODE_FILE: u32 = 0o100644;
 const MODE_EXECUTABLE: u32 = 0o100755;
 const MODE_LINK: u32 = 0o120000;
@@ -62,7 +64,13 @@ pub fn run(
             format!("more than {MAX_NAMES} paths were deleted or can't be kept"),
         ));
     }
-    Ok(Answer::Exported { deleted, skipped })
+    for part in deleted.chunks(NAMES_PART) {
+        send(Answer::Exported { deleted: part.to_vec(), skipped: Vec::new() }, &[])?;
+    }
+    for part in skipped.chunks(NAMES_PART) {
+        send(Answer::Exported { deleted: Vec::new(), skipped: part.to_vec() }, &[])?;
+    }
+    Ok(Answer::Done)
 }
 
 fn not_ignored(root: &Path, skipped: &mut Vec<String>) -> Vec<String> {

@@ -206,8 +206,13 @@ impl GuestClient {
                     diff.changed.push(ChangedFile { path, mode, data: data.freeze() });
                 }
                 (Answer::Exported { deleted, skipped }, _) => {
-                    diff.deleted = deleted;
-                    diff.skipped = skipped;
+                    if diff.deleted.len() + diff.skipped.len() + deleted.len() + skipped.len() > MAX_ENTRIES {
+                        return Err(too_much());
+                    }
+                    diff.deleted.extend(deleted);
+                    diff.skipped.extend(skipped);
+                }
+                (Answer::Done, _) => {
                     diff.changed.sort_by(|a, b| a.path.cmp(&b.path));
                     return Ok(diff);
                 }

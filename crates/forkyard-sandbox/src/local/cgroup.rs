@@ -75,13 +75,15 @@ impl Cgroups {
 
     /// What can't be made is left out: the caller sees it in `enforced`.
     pub fn make(&self, id: &SandboxId, limits: &Limits) -> Group {
+        // A name of its own for each start: the kernel may still be letting go of the last one.
+        let name = format!("{id}.{:08x}", super::state::unique() as u32);
         let mut group =
             Group { dirs: Vec::new(), joins: Vec::new(), oom_events: None, enforced: Enforced::default() };
         let quota = (limits.cpus * CPU_PERIOD_US as f64).max(1000.0) as u64;
         // One more for the guest itself, and room for the threads that answer questions about files.
         let pids = u64::from(limits.processes) + 64;
         if let Some(parent) = &self.v2 {
-            let dir = parent.join(id.as_str());
+            let dir = parent.join(&name);
             if make_dir(&dir) {
                 let memory = set(&dir, "memory.max", limits.memory_bytes);
                 set(&dir, "memory.swap.max", 0);
@@ -98,7 +100,7 @@ impl Cgroups {
             return group;
         }
         let mut part = |parent: &Option<PathBuf>, fill: &dyn Fn(&Path) -> bool| {
-            let dir = parent.as_ref()?.join(id.as_str());
+            let dir = parent.as_ref()?.join(&name);
             if !make_dir(&dir) {
                 return None;
             }
@@ -123,6 +125,21 @@ impl Cgroups {
         group.oom_events = memory.as_ref().and_then(|dir| open(&dir.join("memory.oom_control"), false));
         group.enforced = Enforced { memory: memory.is_some(), cpu: cpu.is_some(), processes: pids.is_some() };
         group
+    }
+}
+
+impl Cgroups {
+    /// Removes groups that a crash left: empty ones that are not just being filled. One in use refuses by itself.
+    pub fn sweep(&self) {
+        const OLD: std::time::Duration = std::time::Duration::from_secs(60);
+        for parent in [&self.v2, &self.memory, &self.cpu, &self.pids].into_iter().flatten() {
+            for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+                let age = entry.metadata().and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
+                if entry.path().is_dir() && age.is_some_and(|age| age > OLD) {
+                    let _ = fs::remove_dir(entry.path());
+                }
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use forkyard_core::{Attempt, SandboxId};
 use forkyard_guest::protocol::Descriptors;
 use forkyard_guest::zygote::{Ask, RootAsk, SandboxAsk, Watch};
 
-use super::cgroup::{self, Enforced, Group};
+use super::cgroup::{Enforced, Group};
 use super::link::{self, SocketPath};
 use super::sandbox::LocalSandbox;
 use super::state::{self, Meta};
@@ -217,7 +217,7 @@ impl Inner {
                 SandboxError::new(ErrorKind::NotFound, message).hint("make a new one from a snapshot")
             );
         }
-        cgroup::remove(&meta.cgroups).await;
+        self.remove_groups(std::mem::take(&mut meta.cgroups));
         self.repair(&meta)?;
         (meta.attempt, meta.stopped, meta.paused) = (attempt, false, false);
         let spec = meta.spec.clone();
@@ -333,7 +333,7 @@ impl Inner {
         let result = result.await;
         if result.is_err() {
             let _ = link::kill(&meta).await;
-            cgroup::remove(&undo).await;
+            self.remove_groups(undo);
         }
         result
     }

@@ -4,7 +4,6 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use forkyard_guest::zygote::MAX_MESSAGE;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -12,6 +11,8 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+/// What the zygote and its clones say is short; what they are asked may be long.
+const MAX_ANSWER: usize = 16 << 10;
 const MAX_DESCRIPTORS: usize = 64;
 const SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS));
 
@@ -33,7 +34,7 @@ pub fn send(socket: BorrowedFd<'_>, data: &[u8], fds: &[BorrowedFd<'_>]) -> rust
 
 /// One message with its descriptors. No bytes means that the peer is gone.
 pub fn receive(socket: BorrowedFd<'_>) -> rustix::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let mut data = vec![0; MAX_MESSAGE];
+    let mut data = vec![0; MAX_ANSWER];
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let n = recvmsg(socket, &mut [IoSliceMut::new(&mut data)], &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;

@@ -111,6 +111,7 @@ impl LocalProvider {
     /// Removes what dead sandboxes and interrupted work left behind. Safe beside other processes on the same state folder.
     pub async fn sweep(&self) -> Result<()> {
         let inner = &self.inner;
+        inner.cgroups.sweep();
         for path in inner.state.trashed()? {
             inner.remove_later(path);
         }
@@ -183,6 +184,13 @@ impl Inner {
         });
     }
 
+    /// The kernel needs a moment to let go of a group; nobody waits for that.
+    fn remove_groups(&self, dirs: Vec<PathBuf>) {
+        if !dirs.is_empty() {
+            self.removals.spawn(async move { cgroup::remove(&dirs).await });
+        }
+    }
+
     /// Ends whatever is left of a sandbox; its lock is held.
     async fn end(self: &Arc<Self>, id: &SandboxId, meta: Option<Meta>) -> Result<()> {
         let dir = self.state.sandbox(id);
@@ -191,7 +199,7 @@ impl Inner {
             None => link::shut_down_unknown(&dir).await,
         }
         if let Some(meta) = &meta {
-            cgroup::remove(&meta.cgroups).await;
+            self.remove_groups(meta.cgroups.clone());
             for layer in &meta.lower {
                 if let Some(path) = self.state.drop_ref(layer, &format!("sandbox.{id}"))? {
                     self.remove_later(path);
@@ -290,9 +298,8 @@ impl Provider for LocalProvider {
         let _lock = self.inner.state.lock(id.as_str()).await?;
         let mut meta = self.inner.meta(id)?;
         link::kill(&meta).await?;
-        cgroup::remove(&meta.cgroups).await;
+        self.inner.remove_groups(std::mem::take(&mut meta.cgroups));
         (meta.stopped, meta.paused) = (true, false);
-        meta.cgroups.clear();
         self.inner.state.save(&meta)
     }
 

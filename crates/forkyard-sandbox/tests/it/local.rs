@@ -7,7 +7,8 @@ use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId};
 use forkyard_sandbox::conformance::{Case, Ctx, attacks, conformance};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{
-    ErrorKind, ExecRequest, Labels, NetworkMode, Provider, Root, Sandbox, SandboxSpec, SnapshotMode,
+    EgressCounters, EgressFactory, EgressHandle, ErrorKind, ExecRequest, InsideFile, Labels, NetworkMode,
+    NetworkSpec, PROXY_ADDRESS, Provider, Root, Sandbox, SandboxSpec, SandboxStatus, SnapshotMode,
 };
 
 fn provider() -> (LocalProvider, tempfile::TempDir) {
@@ -77,6 +78,7 @@ async fn a_call_is_handed_over_and_the_older_owner_refused() {
     new.forget(&call).await.unwrap();
     assert!(new.calls().await.unwrap().is_empty());
     second.destroy(&id).await.unwrap();
+    second.settle().await;
 }
 
 #[tokio::test]
@@ -180,4 +182,124 @@ fn conformance_as_an_ordinary_user() {
 #[test]
 fn attacks_as_an_ordinary_user() {
     as_ordinary_user("local::attacks_here");
+}
+
+/// Answers every connection with a line, like a proxy that knows only one word.
+struct OneWord;
+
+struct Serving(tokio::task::JoinHandle<()>);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl EgressHandle for Serving {
+    fn counters(&self) -> EgressCounters {
+        EgressCounters { rx_bytes: 7, tx_bytes: 5 }
+    }
+}
+
+impl EgressFactory for OneWord {
+    fn files(&self) -> Vec<InsideFile> {
+        vec![InsideFile { path: "/etc/ssl/one.pem".into(), data: b"pem".to_vec(), mode: 0o444 }]
+    }
+    fn env(&self, _: &SandboxId, _: &NetworkSpec) -> std::collections::BTreeMap<String, String> {
+        [("HTTPS_PROXY".to_string(), format!("http://{PROXY_ADDRESS}"))].into()
+    }
+    fn serve(
+        &self,
+        _: &SandboxId,
+        _: &NetworkSpec,
+        _: Option<u64>,
+        listener: std::net::TcpListener,
+    ) -> forkyard_sandbox::Result<Box<dyn EgressHandle>> {
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        Ok(Box::new(Serving(tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, b"word\n").await;
+            }
+        }))))
+    }
+}
+
+#[tokio::test]
+async fn the_proxy_is_reached_from_inside_and_again_after_attach() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LocalOptions { egress: Some(Arc::new(OneWord)), ..LocalOptions::default() };
+    let provider = LocalProvider::new(dir.path(), options.clone()).unwrap();
+    let id = SandboxId::new("net").unwrap();
+    let sandbox = provider.create(&id, Attempt(1), &SandboxSpec::default()).await.unwrap();
+    let ask =
+        "bash -c 'read line < /dev/tcp/127.0.0.1/3128; echo $line'; cat /etc/ssl/one.pem; echo $HTTPS_PROXY";
+    let want = "word\npemhttp://127.0.0.1:3128\n";
+    assert_eq!(sh(&sandbox, ask).await.1, want);
+    assert_eq!(sandbox.stats().await.unwrap().network_rx_bytes, 7);
+    drop(sandbox);
+    let other = LocalProvider::new(dir.path(), options).unwrap();
+    let sandbox = other.attach(&id, Attempt(2)).await.unwrap();
+    assert_eq!(sh(&sandbox, ask).await.1, want);
+    // Without a proxy the default mode is refused, and says what can be had.
+    let without = LocalProvider::new(&dir.path().join("x"), LocalOptions::default()).unwrap();
+    let refused = without.create(&id, Attempt(1), &SandboxSpec::default()).await.err().unwrap();
+    assert_eq!(refused.kind, ErrorKind::Unsupported);
+    other.destroy(&id).await.unwrap();
+    other.settle().await;
+}
+
+/// Not a test by itself: makes sandboxes, says so, and waits to be killed.
+#[tokio::test]
+#[ignore = "run by another test"]
+async fn owner_that_will_be_killed() {
+    let Some(state) = std::env::var_os("KILLED_OWNER_STATE") else { return };
+    let provider = LocalProvider::new(std::path::Path::new(&state), LocalOptions::default()).unwrap();
+    let mut kept = Vec::new();
+    for i in 0..3 {
+        let id = SandboxId::new(format!("orphan{i}")).unwrap();
+        let sandbox = provider.create(&id, Attempt(1), &offline()).await.unwrap();
+        kept.push(
+            sandbox
+                .exec(ExecRequest::shell("echo up; sleep 7654321").call(CallId::new("c").unwrap()))
+                .await
+                .unwrap(),
+        );
+        kept[i].events.recv().await.unwrap().unwrap();
+    }
+    println!("made");
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_after_the_owner_was_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut owner = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "local::owner_that_will_be_killed", "--ignored", "--nocapture"])
+        .env("KILLED_OWNER_STATE", dir.path())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = std::io::BufRead::lines(std::io::BufReader::new(owner.stdout.take().unwrap()));
+    assert!(lines.map_while(Result::ok).any(|line| line == "made"));
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    let provider = LocalProvider::new(dir.path(), LocalOptions::default()).unwrap();
+    provider.sweep().await.unwrap();
+    let left = provider.list(&Labels::new()).await.unwrap();
+    assert_eq!(left.len(), 3);
+    assert!(left.iter().all(|info| info.status == SandboxStatus::Running), "{left:?}");
+    let again = provider.attach(&left[0].id, Attempt(2)).await.unwrap();
+    assert_eq!(again.calls().await.unwrap().len(), 1, "its call runs on");
+    for info in &left {
+        provider.destroy(&info.id).await.unwrap();
+    }
+    provider.settle().await;
+    for part in ["sandboxes", "trash", "locks"] {
+        assert_eq!(dir.path().join(part).read_dir().unwrap().count(), 0, "{part}");
+    }
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let alive = processes.filter(|p| {
+        std::fs::read(p.path().join("cmdline")).is_ok_and(|c| c.windows(7).any(|w| w == b"7654321"))
+    });
+    assert_eq!(alive.count(), 0);
 }
