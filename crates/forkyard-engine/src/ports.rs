@@ -256,6 +256,8 @@ impl Ledger for StoreLedger {
 /// Live events of all forks of this process, for whoever looks on.
 pub trait Onlooker: Send + Sync {
     fn live(&self, run: &RunId, fork: ForkNum, event: &LiveEvent);
+    /// Durable by now.
+    fn recorded(&self, run: &RunId, fork: ForkNum, entries: &[JournalEntry]);
 }
 
 pub struct ForkSink {
@@ -272,7 +274,10 @@ impl EventSink for ForkSink {
             o.live(&self.run, self.fork, &event);
         }
     }
-    fn recorded(&self, _: &[JournalEntry]) {
+    fn recorded(&self, entries: &[JournalEntry]) {
         self.heartbeat.beat();
+        if let Some(o) = &self.onlooker {
+            o.recorded(&self.run, self.fork, entries);
+        }
     }
 }

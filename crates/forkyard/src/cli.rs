@@ -40,6 +40,7 @@ pub struct Global {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    Demo(commands::demo::DemoArgs),
     Config(commands::config::ConfigArgs),
     Trust(commands::trust::TrustArgs),
     Doctor(commands::doctor::DoctorArgs),
@@ -80,6 +81,7 @@ impl Cli {
     /// Runs the command. Everything that it says goes to `out`.
     pub fn run(&self, out: &mut Output<'_>) -> Result<Exit> {
         match &self.command {
+            Command::Demo(args) => args.run(&self.global, out),
             Command::Config(args) => args.run(&self.global, out),
             Command::Trust(args) => args.run(&self.global, out),
             Command::Doctor(args) => args.run(&self.global, out),

@@ -13,15 +13,16 @@ pub struct Output<'a> {
     out: &'a mut dyn Write,
     pub style: Style,
     pub json: bool,
+    last: String,
 }
 
 impl<'a> Output<'a> {
     pub fn new(out: &'a mut dyn Write, style: Style, json: bool) -> Output<'a> {
-        Output { out, style, json }
+        Output { out, style, json, last: String::new() }
     }
 
     pub fn stdout(out: &'a mut io::Stdout, color: ColorMode, json: bool) -> Output<'a> {
-        Output { style: Style::stdout(color), out, json }
+        Output { style: Style::stdout(color), out, json, last: String::new() }
     }
 
     /// Text that is ours, or that has passed through `plain()`.
@@ -38,6 +39,17 @@ impl<'a> Output<'a> {
         let mut text = serde_json::to_string_pretty(value).map_err(io::Error::from)?;
         text.push('\n');
         self.text(&text)
+    }
+
+    /// A record that says the same as the one before it is left out.
+    pub fn json_line_once(&mut self, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_string(value).map_err(io::Error::from)?;
+        if text == self.last {
+            return Ok(());
+        }
+        self.text(&format!("{text}\n"))?;
+        self.last = text;
+        Ok(())
     }
 
     /// One record of a stream.

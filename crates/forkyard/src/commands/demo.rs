@@ -1,9 +1,142 @@
-use super::run_options::RunOptions;
-use clap::Args;
+use std::path::{Path, PathBuf};
 
-/// Run a small bundled repository with a model that needs no key, to see it all work.
-#[derive(Debug, Clone, Args)]
+use clap::Args;
+use forkyard_core::ForkNum;
+use forkyard_core::sandbox::NetworkMode;
+use forkyard_core::spec::RunSpec;
+use forkyard_core::view::RunView;
+use forkyard_engine::Engine;
+use forkyard_engine::activities::open_repo;
+
+use crate::cli::Global;
+use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::follow::{self, Left, engine_error};
+use crate::output::Output;
+use crate::yard::{Yard, random_text};
+
+/// Watch a whole run on a small bundled repository: real sandboxes, real tools, a scripted model, no key.
+#[derive(Debug, Args)]
 pub struct DemoArgs {
-    #[command(flatten)]
-    pub options: RunOptions,
+    /// Model to use instead of the script, such as `sonnet` (needs its key).
+    #[arg(short, long)]
+    pub model: Option<String>,
+    /// Forks; the script has something to say for four.
+    #[arg(short, long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub forks: u32,
 }
+
+const FILES: &[(&str, &str)] = &[
+    ("README.md", include_str!("../../demo/repo/README.md")),
+    ("roman.sh", include_str!("../../demo/repo/roman.sh")),
+    ("tests/run.sh", include_str!("../../demo/repo/tests/run.sh")),
+];
+const SCRIPT: &str = include_str!("../../demo/script.toml");
+const PROMPT: &str = "The tests in tests/run.sh fail. Find out why and correct roman.sh.";
+
+impl DemoArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        let settings = global.load(global.flags()?)?.settings;
+        crate::runtime()?.block_on(async {
+            let yard = Yard::open(settings).await?;
+            let dir = yard.settings.home.join("demo").join(random_text(8));
+            let repo = make_repository(&dir)?;
+            let model = match &self.model {
+                Some(model) => model.clone(),
+                None => {
+                    let script = dir.join("script.toml");
+                    std::fs::write(&script, SCRIPT)?;
+                    format!("{}{}", forkyard_engine::models::SCRIPT, script.display())
+                }
+            };
+            yard.models.check(&model).map_err(CliError::usage)?;
+            let mut spec = RunSpec::new(repo.display().to_string(), PROMPT, model, self.forks);
+            spec.verify = Some("sh tests/run.sh".into());
+            spec.protect = vec!["tests/**".into()];
+            spec.sandbox.network.mode = NetworkMode::None;
+            spec.sandbox.provider = yard.settings.provider;
+            if !out.json {
+                out.line(&format!(
+                    "A repository with failing tests is in {}. Task: {PROMPT}",
+                    repo.display()
+                ))?;
+            }
+            let run = yard.engine.submit(Yard::new_run_id(), spec, None).await.map_err(engine_error)?;
+            match follow::drive(&yard, &run, out).await? {
+                Left::Detached => {
+                    out.line(&format!("Detached. Go on with: forkyard resume {run}"))?;
+                    Ok(Exit::Interrupted)
+                }
+                Left::Ended(view) => {
+                    let exit = follow::close(&yard, &view, out).await?;
+                    if let Some(winner) = view.winner {
+                        apply(&yard, &view, winner, &repo, out).await?;
+                    }
+                    Ok(exit)
+                }
+            }
+        })
+    }
+}
+
+/// The bundled files as a repository of their own.
+fn make_repository(dir: &Path) -> Result<PathBuf> {
+    let repo = dir.join("repo");
+    for (path, text) in FILES {
+        let at = repo.join(path);
+        std::fs::create_dir_all(at.parent().unwrap_or(&repo))?;
+        std::fs::write(at, text)?;
+    }
+    let git = |args: &[&str]| -> Result<()> {
+        let done = std::process::Command::new("git")
+            .args([
+                "-c",
+                "user.name=forkyard",
+                "-c",
+                "user.email=forkyard@localhost",
+                "-c",
+                "commit.gpgsign=false",
+            ])
+            .args(args)
+            .current_dir(&repo)
+            .output()
+            .map_err(|e| CliError::failure(format!("git: {e}")).hint("install git"))?;
+        if done.status.success() {
+            return Ok(());
+        }
+        Err(CliError::failure(format!("git {}: {}", args[0], String::from_utf8_lossy(&done.stderr).trim())))
+    };
+    git(&["init", "-q", "-b", "main"])?;
+    git(&["add", "-A"])?;
+    git(&["commit", "-q", "-m", "Roman numerals"])?;
+    Ok(repo)
+}
+
+async fn apply(
+    yard: &Yard,
+    view: &RunView,
+    winner: ForkNum,
+    repo: &Path,
+    out: &mut Output<'_>,
+) -> Result<()> {
+    let failed = |e: forkyard_engine::git::GitError| CliError::failure(e.to_string());
+    let target = open_repo(&yard.git, &repo.display().to_string()).await.map_err(failed)?;
+    let kept = |name: String| {
+        let (git, target, id) = (yard.git.clone(), target.clone(), view.id.clone());
+        async move { git.kept(&target, &id, &name).await }
+    };
+    let (Some(base), Some(commit)) =
+        (kept("base".into()).await.map_err(failed)?, kept(winner.to_string()).await.map_err(failed)?)
+    else {
+        return Err(CliError::failure("the winner's commit is gone"));
+    };
+    let patch = yard.git.patch(&target, &base, &commit, MAX_PATCH_BYTES).await.map_err(failed)?;
+    yard.git.apply_work_tree(&target, patch).await.map_err(failed)?;
+    if !out.json {
+        out.line(&format!("\nApplied fork {winner} to {}: the tests there pass now.", repo.display()))?;
+    }
+    Ok(())
+}
+
+/// The demo's repository is small.
+const MAX_PATCH_BYTES: u64 = 1 << 20;

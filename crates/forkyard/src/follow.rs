@@ -1,0 +1,193 @@
+//! A run from its submission to its closing table, shown while it works.
+
+use std::time::{Duration, Instant};
+
+use forkyard_core::RunId;
+use forkyard_core::rank::Ranking;
+use forkyard_core::run::Command;
+use forkyard_core::view::{ForkView, RunOutcome, RunView};
+use forkyard_engine::embedded::DriveEnd;
+use forkyard_engine::{Engine, EngineError, log};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::render::board::Board;
+use crate::render::closing::closing;
+use crate::render::live::Live;
+use crate::yard::Yard;
+
+/// How often the picture is drawn anew, if something changed.
+const FRAME: Duration = Duration::from_millis(100);
+/// A second ctrl-C within this time cancels; later ones detach again.
+const SECOND: Duration = Duration::from_secs(5);
+
+/// How the run was left.
+pub enum Left {
+    Ended(RunView),
+    Detached,
+}
+
+/// Drives a run in this process and shows it until it ends or its user lets go of it.
+pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Left> {
+    let stop = CancellationToken::new();
+    let mut driving = std::pin::pin!(drive_patiently(yard, run, stop.clone()));
+    let mut live = Live::new(std::io::stderr(), crate::render::Style::stderr(yard.settings.color));
+    let mut frame = tokio::time::interval(FRAME);
+    let mut interrupted: Option<Instant> = None;
+    let end = loop {
+        tokio::select! {
+            biased;
+            end = &mut driving => break end?,
+            signal = tokio::signal::ctrl_c() => {
+                signal?;
+                let again = interrupted.is_some_and(|at| at.elapsed() < SECOND);
+                let (command, note) = if again {
+                    (Command::Cancel, "cancelling: what has been done is collected, then everything is cleaned up")
+                } else {
+                    (Command::Detach, "detaching: agents stop at a safe point (ctrl-C again within 5 s cancels the run)")
+                };
+                interrupted = Some(Instant::now());
+                live.note(note)?;
+                yard.engine.command(run, command, None).await.map_err(engine_error)?;
+            }
+            _ = frame.tick() => {
+                if let Some(board) = board(yard, run).await? {
+                    if out.json { snapshot(out, &board)?; } else { live.show(board)?; }
+                }
+            }
+        }
+    };
+    live.finish()?;
+    match end {
+        DriveEnd::Detached | DriveEnd::Stopped => Ok(Left::Detached),
+        DriveEnd::Ended | DriveEnd::Lost => Ok(Left::Ended(wait_for_end(yard, run).await?)),
+    }
+}
+
+/// If another process drives it, waits for what comes of it.
+async fn drive_patiently(yard: &Yard, run: &RunId, stop: CancellationToken) -> Result<DriveEnd> {
+    let mut watch = yard.store.watch(Some(run));
+    loop {
+        match yard.engine.drive(run, stop.clone()).await.map_err(engine_error)? {
+            Some(DriveEnd::Lost) | None => {
+                let view = yard.store.run(run).await.map_err(store_error)?;
+                if view.is_none_or(|v| v.outcome.is_some()) {
+                    return Ok(DriveEnd::Ended);
+                }
+                let _ = tokio::time::timeout(Duration::from_secs(1), watch.changed()).await;
+            }
+            Some(end) => return Ok(end),
+        }
+    }
+}
+
+async fn wait_for_end(yard: &Yard, run: &RunId) -> Result<RunView> {
+    let mut watch = yard.store.watch(Some(run));
+    loop {
+        match yard.store.run(run).await.map_err(store_error)? {
+            Some(v) if v.outcome.is_some() => return Ok(v),
+            Some(_) => watch.changed().await,
+            None => return Err(CliError::failure(format!("run {run} is gone"))),
+        }
+    }
+}
+
+/// What there is to see at this moment, with what this process knows of its agents.
+pub async fn board(yard: &Yard, run: &RunId) -> Result<Option<Board>> {
+    let Some(view) = yard.store.run(run).await.map_err(store_error)? else { return Ok(None) };
+    let mut forks = yard.store.forks(run).await.map_err(store_error)?;
+    let mut doing = std::collections::BTreeMap::new();
+    for f in forks.iter_mut().filter(|f| f.outcome.is_none()) {
+        if let Some(now) = yard.doing.now(run, f.fork) {
+            f.turns = f.turns.max(now.turn);
+            f.tool_calls = f.tool_calls.max(now.tool_calls);
+            f.cost = f.cost.max(now.cost);
+            doing.insert(f.fork, now.text);
+        }
+    }
+    let spent = yard.store.balance(run).await.map_err(store_error)?.spent;
+    let now = forkyard_engine::clock::Clock::system().now();
+    Ok(Some(Board { run: view, forks, doing, spent, now }))
+}
+
+fn snapshot(out: &mut Output<'_>, board: &Board) -> Result<()> {
+    let mut run = board.run.clone();
+    // Only news is worth a line.
+    run.updated_at = forkyard_core::Timestamp(0);
+    let line = json!({ "schema": "forkyard.progress/1", "run": run.id, "status": run.status, "progress": run.progress });
+    out.json_line_once(&line)
+}
+
+/// The closing table, or one document with `--json`.
+pub async fn close(yard: &Yard, view: &RunView, out: &mut Output<'_>) -> Result<Exit> {
+    let forks = yard.store.forks(&view.id).await.map_err(store_error)?;
+    let state = log::load_run(&*yard.store, &view.id).await.map_err(engine_error)?;
+    let ranking = state.as_ref().map(|(s, _)| s.ranking().clone());
+    if out.json {
+        out.json_line(&document(view, &forks, ranking.as_ref()))?;
+    } else {
+        let style = out.style;
+        out.text(&closing(view, &forks, ranking.as_ref(), &style))?;
+    }
+    Ok(match view.outcome {
+        Some(RunOutcome::Success) => Exit::Success,
+        Some(RunOutcome::Failed | RunOutcome::Cancelled) | None => Exit::Failure,
+    })
+}
+
+/// What `--json` says of a run; documented in docs/json.md.
+pub fn document(view: &RunView, forks: &[ForkView], ranking: Option<&Ranking>) -> serde_json::Value {
+    let results: Vec<_> = forks
+        .iter()
+        .map(|f| {
+            json!({
+                "fork_num": f.fork,
+                "name": f.name,
+                "model": f.model,
+                "sandbox_id": f.sandbox,
+                "status": f.outcome.map_or(f.phase.clone(), |o| o.as_str().to_string()),
+                "success": f.outcome == Some(forkyard_core::view::ForkOutcome::Success),
+                "verified": f.verified,
+                "score": f.score,
+                "turns": f.turns,
+                "tool_calls": f.tool_calls,
+                "total_tokens": f.tokens,
+                "total_cost": f.cost.as_dollars(),
+                "execution_time": f.driven.0 as f64 / 1000.0,
+                "diff": f.diff,
+                "error": f.error,
+            })
+        })
+        .collect();
+    let successful = results.iter().filter(|r| r["success"] == true).count();
+    json!({
+        "schema": "forkyard.run/1",
+        "run": view.id,
+        "status": view.status,
+        "outcome": view.outcome,
+        "total_forks": forks.len(),
+        "successful": successful,
+        "failed": forks.len() - successful,
+        "total_cost_usd": forks.iter().map(|f| f.cost.as_dollars()).sum::<f64>(),
+        "winner": view.winner,
+        "ranking": ranking,
+        "error": view.error,
+        "results": results,
+    })
+}
+
+pub fn engine_error(e: EngineError) -> CliError {
+    match e {
+        EngineError::Invalid(_) | EngineError::Refused(_) => CliError::usage(e.to_string()),
+        EngineError::NoSuchRun(_) | EngineError::Store(_) | EngineError::Unreadable { .. } => {
+            CliError::failure(e.to_string())
+        }
+    }
+}
+
+pub fn store_error(e: forkyard_store::StoreError) -> CliError {
+    CliError::failure(e.to_string())
+}

@@ -1,0 +1,153 @@
+//! From settings to a working Forkyard: store, sandboxes, models, git and the embedded engine.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forkyard_core::pricing::PriceBook;
+use forkyard_core::sandbox::ProviderKind;
+use forkyard_core::{HostId, RunId};
+use forkyard_engine::activities::{Hands, HandsConfig};
+use forkyard_engine::clock::Clock;
+use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
+use forkyard_engine::git::{Git, GitConfig};
+use forkyard_engine::models::{Models, ModelsConfig};
+use forkyard_sandbox::Provider;
+use forkyard_sandbox::egress::{EgressConfig, EgressProxy};
+use forkyard_sandbox::local::{LocalOptions, LocalProvider};
+use forkyard_store::Store;
+
+use crate::doing::Doing;
+use crate::error::{CliError, Result};
+use crate::settings::{Settings, environment};
+
+pub struct Yard {
+    pub settings: Settings,
+    pub store: Arc<dyn Store>,
+    pub engine: Embedded,
+    pub git: Arc<Git>,
+    pub models: Arc<Models>,
+    pub providers: BTreeMap<ProviderKind, Arc<dyn Provider>>,
+    /// What the forks of this process do right now.
+    pub doing: Arc<Doing>,
+}
+
+impl Yard {
+    /// Nothing is started by this: the first sandbox starts what sandboxes need.
+    pub async fn open(settings: Settings) -> Result<Yard> {
+        std::fs::create_dir_all(&settings.home).map_err(|e| {
+            CliError::failure(format!("{}: {e}", settings.home.display())).hint("set FORKYARD_HOME")
+        })?;
+        let url = match &settings.store_url {
+            Some(url) => url.expose().to_string(),
+            None => settings.home.join("forkyard.db").display().to_string(),
+        };
+        let store = forkyard_store::open(&url).await.map_err(|e| CliError::failure(e.to_string()))?;
+        let env = environment();
+        let git = Arc::new(Git::new(GitConfig {
+            dir: settings.home.join("git"),
+            env: env.clone(),
+            github_token: settings.github_token.as_ref().map(|s| s.expose().to_string()),
+            timeout: settings.git_timeout.as_duration(),
+        }));
+        let models = Arc::new(Models::new(models_config(&settings)?));
+        let providers = providers(&settings, env.get("HOME").map(PathBuf::from))?;
+        let host = host_id(&settings.home)?;
+        let doing = Arc::new(Doing::default());
+        let hands = Hands {
+            store: store.clone(),
+            providers: providers.clone(),
+            git: git.clone(),
+            models: models.clone(),
+            host: host.clone(),
+            config: HandsConfig {
+                policy: settings.tables.policy.clone(),
+                hooks: vec![],
+                skills_dir: Some(settings.home.join("skills")).filter(|d| d.is_dir()),
+                log_dir: Some(settings.log_dir.clone().unwrap_or_else(|| settings.home.join("logs"))),
+                secrets: settings.tables.secrets.clone(),
+            },
+            onlooker: Some(doing.clone()),
+        };
+        let known = models.clone();
+        let mut config = EmbeddedConfig::new(host, format!("{}x{}", std::process::id(), random_text(8)));
+        config.host_limit = settings.host_concurrency as usize;
+        config.lost_after = settings.heartbeat_timeout.as_duration();
+        let engine = Embedded::new(
+            store.clone(),
+            Arc::new(hands),
+            Arc::new(move |m| known.known(m)),
+            Clock::system(),
+            config,
+        );
+        Ok(Yard { settings, store, engine, git, models, providers, doing })
+    }
+
+    pub fn new_run_id() -> RunId {
+        RunId::new(format!("r{}", random_text(9))).expect("letters and digits")
+    }
+}
+
+fn models_config(s: &Settings) -> Result<ModelsConfig> {
+    let prices =
+        PriceBook::default().with(&s.tables.prices).map_err(|e| CliError::usage(format!("prices: {e}")))?;
+    Ok(ModelsConfig {
+        anthropic_key: s.anthropic_api_key.as_ref().map(|k| k.expose().to_string()),
+        anthropic_url: Some(s.anthropic_base_url.clone()),
+        openai_key: s.openai_api_key.as_ref().map(|k| k.expose().to_string()),
+        openai_url: Some(s.openai_base_url.clone()),
+        record: None,
+        replay: None,
+        prices,
+    })
+}
+
+/// Every provider that this build has; which one can work here shows when it is used.
+fn providers(s: &Settings, user_home: Option<PathBuf>) -> Result<BTreeMap<ProviderKind, Arc<dyn Provider>>> {
+    let state = s.home.join("sandboxes");
+    let failed = |e: forkyard_sandbox::SandboxError| CliError::failure(e.to_string());
+    let egress_dir = s.home.join("egress");
+    std::fs::create_dir_all(&egress_dir)?;
+    let on_decision = Arc::new(|d: forkyard_sandbox::egress::EgressDecision| {
+        tracing::debug!(sandbox = %d.sandbox, host = d.host, port = d.port, "egress: {:?}", d.decision);
+    });
+    let egress = EgressProxy::new(EgressConfig::for_host(&egress_dir, on_decision).map_err(failed)?);
+    let options = LocalOptions { egress: Some(Arc::new(egress)), home: user_home, ..LocalOptions::default() };
+    let local: Arc<dyn Provider> = Arc::new(LocalProvider::new(&state, options).map_err(failed)?);
+    Ok(BTreeMap::from([(ProviderKind::Local, local)]))
+}
+
+/// This machine's name for the store: made once, kept in Forkyard's home.
+fn host_id(home: &Path) -> Result<HostId> {
+    let path = home.join("host-id");
+    if let Ok(text) = std::fs::read_to_string(&path)
+        && let Ok(id) = HostId::new(text.trim())
+    {
+        return Ok(id);
+    }
+    let id = HostId::new(format!("h{}", random_text(12))).expect("letters and digits");
+    let temporary = home.join(format!(".host-id.{}", std::process::id()));
+    std::fs::write(&temporary, id.as_str())?;
+    // Whoever is first wins; everybody reads the same afterwards.
+    let _ = std::fs::hard_link(&temporary, &path);
+    std::fs::remove_file(&temporary)?;
+    let text = std::fs::read_to_string(&path)?;
+    HostId::new(text.trim()).map_err(|e| CliError::failure(format!("{}: {e}", path.display())))
+}
+
+/// Letters and digits that no other process comes upon.
+pub fn random_text(len: usize) -> String {
+    const DIGITS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+    let mut text = String::with_capacity(len);
+    let mut n = 0;
+    while text.len() < len {
+        if n < DIGITS.len() as u64 {
+            // Seeded by the system for each state.
+            n = RandomState::new().hash_one(text.len());
+        }
+        text.push(DIGITS[(n % DIGITS.len() as u64) as usize] as char);
+        n /= DIGITS.len() as u64;
+    }
+    text
+}
