@@ -89,7 +89,9 @@ fn check(spec: &SandboxSpec) -> Result<()> {
 /// By what means each limit will hold.
 fn achieved(spec: &SandboxSpec, enforced: Enforced) -> Achieved {
     let means = |kernel| if kernel { LimitMeans::Kernel } else { LimitMeans::Watchdog };
-    let online = std::thread::available_parallelism().map_or(1, |n| n.get()) as f64;
+    // Asked once: the answer comes from a dozen files.
+    static ONLINE: std::sync::OnceLock<f64> = std::sync::OnceLock::new();
+    let online = *ONLINE.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()) as f64);
     Achieved {
         memory: means(enforced.memory),
         // Nobody can use more than the machine has.
