@@ -2,7 +2,7 @@
 //! what a sandbox built is walked, not trusted.
 
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::io::{Errno, Result as IoResult};
@@ -38,10 +38,24 @@ fn identity(dir: BorrowedFd<'_>) -> IoResult<(u64, u64)> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
+/// A folder that its owner closed to itself, where no capability helps: opened for a moment, since we are the same user.
+fn open_closed(dir: BorrowedFd<'_>, name: &CStr) -> IoResult<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // By descriptor: the name may mean something else a moment later.
+    let closed = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+    let mode = Mode::from_raw_mode(rustix::fs::fstat(&closed)?.st_mode);
+    let path = format!("/proc/self/fd/{}", closed.as_raw_fd());
+    rustix::fs::chmod(&path, mode | Mode::RUSR | Mode::XUSR)?;
+    let opened = rustix::fs::openat(&closed, ".", OPEN_DIR, Mode::empty());
+    rustix::fs::chmod(&path, mode)?;
+    opened
+}
+
 /// Visits the files of `dir`; returns its directories.
 fn visit_entries(dir: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> IoResult<Vec<CString>> {
     let mut subdirs = Vec::new();
-    for entry in Dir::read_from(dir)? {
+    // Not opened by its path again: its owner may have closed it.
+    for entry in Dir::new(rustix::io::fcntl_dupfd_cloexec(dir, 0)?)? {
         let entry = entry?;
         let name = entry.file_name();
         if matches!(name.to_bytes(), b"." | b"..") {
@@ -77,6 +91,7 @@ pub fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> IoResult<()> {
             let below = match rustix::fs::openat(at.as_fd(), &name, OPEN_DIR, Mode::empty()) {
                 Ok(below) => below,
                 Err(Errno::NOENT) => continue,
+                Err(Errno::ACCESS) => open_closed(at.as_fd(), &name)?,
                 Err(e) => return Err(e),
             };
             visitor.enter(below.as_fd(), &name)?;

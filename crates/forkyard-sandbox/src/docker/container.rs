@@ -13,6 +13,9 @@ use crate::{Achieved, ErrorKind, LimitMeans, Result, SandboxError, SandboxInfo, 
 
 pub const WORKSPACE: &str = "/workspace";
 pub const HOME_DIR: &str = "/home/user";
+pub const TMP_DIR: &str = "/tmp";
+/// What a sandbox can write for good: a volume each, by its short name.
+pub const VOLUMES: [(&str, &str); 3] = [(WORKSPACE, "workspace"), (HOME_DIR, "home"), (TMP_DIR, "tmp")];
 /// Forkyard's own corner of a sandbox's tree.
 const GUEST_PATH: &str = "/.forkyard/guest";
 const RUN_PATH: &str = "/.forkyard/run";
@@ -27,8 +30,22 @@ pub const LABEL_INFO: &str = "dev.forkyard.info";
 /// The caller's own labels, below this.
 const LABEL_USER: &str = "dev.forkyard.label.";
 
-/// Of /tmp, in memory and counted as such.
-const TMP_BYTES: u64 = 1 << 30;
+/// Of each folder that is only there because programs expect to write to it; in memory and counted as such.
+const SCRATCH: &str = "rw,noexec,nosuid,nodev,mode=1777,size=64m";
+/// What a container would show of the kernel and of the host's devices beyond its own. All of /sys: nothing needs it.
+const MASKED: [&str; 11] = [
+    "/sys",
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+];
 /// Beside the commands: the guest's threads.
 const GUEST_PROCESSES: u32 = 32;
 /// Below it the kernel does not start a program.
@@ -49,10 +66,9 @@ pub fn name(owner: &str, id: &SandboxId) -> String {
     format!("forkyard-{owner}-{id}")
 }
 
-/// The per-sandbox volumes, by the folder that they hold.
-pub fn volume(owner: &str, id: &SandboxId, dir: &str) -> String {
-    let dir = if dir == WORKSPACE { "workspace" } else { "home" };
-    format!("forkyard-{owner}-{id}-{dir}")
+/// A per-sandbox volume, by its short name.
+pub fn volume(owner: &str, id: &SandboxId, short: &str) -> String {
+    format!("forkyard-{owner}-{id}-{short}")
 }
 
 /// Limits that can't be, said before anything is made.
@@ -175,10 +191,8 @@ pub fn body(
         // Equal: no swap on top.
         memory_swap: i64::try_from(spec.limits.memory_bytes).ok(),
         nano_cpus: Some((spec.limits.cpus * 1e9) as i64),
-        tmpfs: Some(HashMap::from([(
-            "/tmp".to_string(),
-            format!("rw,exec,nosuid,nodev,mode=1777,size={}", TMP_BYTES.min(spec.limits.disk_bytes)),
-        )])),
+        tmpfs: Some(["/run", "/var/tmp"].map(|dir| (dir.to_string(), SCRATCH.to_string())).into()),
+        masked_paths: Some(MASKED.map(String::from).to_vec()),
         // Open files stay at the engine's own limit: a higher one may be refused by the host.
         ulimits: Some(vec![ulimit("core", 0)]),
         mounts: Some(mounts(owner, record, shared)),
@@ -230,9 +244,9 @@ fn mounts(owner: &str, record: &Record, shared: &Shared) -> Vec<Mount> {
         (LABEL_ID.to_string(), record.id.to_string()),
     ]);
     // A fresh volume takes its owner from the folder that it covers; only one of the two places has the right one.
-    let own = |dir: &str, target: String, again: bool| Mount {
+    let own = |short: &str, target: String, again: bool| Mount {
         typ: Some(MountType::VOLUME),
-        source: Some(volume(owner, &record.id, dir)),
+        source: Some(volume(owner, &record.id, short)),
         target: Some(target),
         volume_options: Some(MountVolumeOptions {
             labels: Some(labels.clone()),
@@ -242,9 +256,9 @@ fn mounts(owner: &str, record: &Record, shared: &Shared) -> Vec<Mount> {
         ..Default::default()
     };
     let mut mounts = Vec::new();
-    for dir in [WORKSPACE, HOME_DIR] {
-        mounts.push(own(dir, dir.to_string(), false));
-        mounts.push(own(dir, format!("{VOLUMES_PATH}{dir}"), true));
+    for (dir, short) in VOLUMES {
+        mounts.push(own(short, dir.to_string(), false));
+        mounts.push(own(short, format!("{VOLUMES_PATH}/{short}"), true));
     }
     mounts.push(bind(&shared.guest, GUEST_PATH, true));
     mounts.push(bind(&shared.run, RUN_PATH, false));

@@ -152,7 +152,7 @@ async fn add_layer(docker: &Docker, container: &str, tag: &str, (uid, gid): (u32
             0o644,
         )?;
         parts.file("etc/group", &with_entry(&group, &format!("user:x:{gid}:")), 0o644)?;
-        // The engine gives a tmpfs the mode of the folder below it.
+        // A volume takes its mode from here too.
         parts.dir("tmp", 0, 0, 0o1777)?;
         parts.dir("home", 0, 0, 0o755)?;
         parts.dir(home, uid, gid, 0o755)?;

@@ -20,7 +20,7 @@ use bollard::query_parameters::{
 use forkyard_core::{Attempt, SandboxId, Timestamp};
 use futures::StreamExt;
 
-use super::container::{self, HOME_DIR, LABEL_ID, LABEL_INFO, WORKSPACE};
+use super::container::{self, LABEL_ID, LABEL_INFO};
 use super::engine::{gone_is_ok, is_conflict, is_missing, translate};
 use super::image::{self, Prepared};
 use super::record::{Record, SOCKET_NAME};
@@ -384,8 +384,8 @@ impl Inner {
             self.docker.remove_container(&name, Some(options)).await
         })
         .await?;
-        for dir in [WORKSPACE, HOME_DIR] {
-            let volume = container::volume(&self.owner, id, dir);
+        for (_, short) in container::VOLUMES {
+            let volume = container::volume(&self.owner, id, short);
             self.remove_volume(&volume).await?;
         }
         self.home.remove(id)

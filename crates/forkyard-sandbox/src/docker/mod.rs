@@ -1,6 +1,6 @@
 //! Sandboxes of a Docker engine: the same traits over containers, hardened.
 //!
-//! A sandbox is a container whose pid 1 is the guest, without a network, on a read-only root, with two volumes of its own. The
+//! A sandbox is a container whose pid 1 is the guest, without a network, on a read-only root, with volumes of its own (/workspace, /home/user, /tmp). The
 //! engine's labels say what exists; a folder beside them says what only owners may know. Invariants:
 //! - The container has loopback alone in every network mode; the egress proxy accepts on the guest's listener inside.
 //! - A container that was made but never served is nobody's: whoever finds it makes it again.
@@ -12,6 +12,7 @@ mod container;
 mod engine;
 mod image;
 mod lifecycle;
+mod oom;
 mod record;
 mod sandbox;
 mod snapshot;

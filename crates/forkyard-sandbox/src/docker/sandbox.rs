@@ -13,7 +13,7 @@ use tokio::sync::RwLock;
 
 use super::engine::translate;
 use super::record::{Record, SnapshotRecord};
-use super::{Inner, connect, lifecycle, snapshot};
+use super::{Inner, connect, lifecycle, oom, snapshot};
 use crate::guest_client::GuestClient;
 use crate::{
     EgressHandle, ErrorKind, Exec, ExecRequest, FileInfo, GitExport, GlobRequest, GrepRequest, GrepResult,
@@ -163,7 +163,9 @@ impl Sandbox for DockerSandbox {
     }
 
     async fn exec(&self, request: ExecRequest) -> Result<Exec> {
-        self.guest().await?.exec(request).await
+        let since = lifecycle::now();
+        let exec = self.guest().await?.exec(request).await?;
+        Ok(oom::attributed(exec, self.inner.docker.clone(), self.inner.container(&self.id), since))
     }
     async fn forget(&self, call: &CallId) -> Result<()> {
         self.guest().await?.forget(call).await

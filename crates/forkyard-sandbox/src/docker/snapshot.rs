@@ -1,4 +1,4 @@
-//! Snapshots: the image's name, and an archive of each of the two volumes. A fork unpacks them into volumes of its own, so it
+//! Snapshots: the image's name, and an archive of each of its volumes. A fork unpacks them into volumes of its own, so it
 //! costs by size.
 
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use futures::StreamExt;
 use tokio::sync::mpsc;
 
 use super::archive::{Copied, sanitise};
-use super::container::{HOME_DIR, WORKSPACE};
+use super::container::VOLUMES;
 use super::engine::translate;
 use super::record::{Home, SnapshotRecord};
 use crate::{ErrorKind, ProviderKind, Result, SandboxError, SnapshotInfo};
@@ -26,8 +26,11 @@ const MAX_IMAGE_LEN: usize = 255;
 /// Pieces on their way from the engine to the disk.
 const QUEUE: usize = 16;
 const RECORD_FILE: &str = "snapshot.json";
-/// What is archived: folder inside, file name.
-const VOLUMES: [(&str, &str); 2] = [(WORKSPACE, "workspace.tar"), (HOME_DIR, "home.tar")];
+
+/// The archive of a volume.
+fn file_name(short: &str) -> String {
+    format!("{short}.tar")
+}
 
 fn failed(what: &str) -> impl FnOnce(io::Error) -> SandboxError {
     let what = what.to_string();
@@ -92,8 +95,9 @@ pub async fn take(
     let what = format!("snapshot {id}");
     let staging = Staging::new(home, &id).map_err(failed(&what))?;
     let mut bytes = 0;
-    for (inside, name) in VOLUMES {
-        let copied = download(docker, container, inside, staging.dir.path().join(name), user).await?;
+    for (inside, short) in VOLUMES {
+        let to = staging.dir.path().join(file_name(short));
+        let copied = download(docker, container, inside, to, user).await?;
         bytes += copied.bytes;
     }
     let mut record = record;
@@ -165,8 +169,8 @@ impl Read for Pieces {
 
 /// Unpacks a snapshot into the fresh volumes of a container that was not started yet.
 pub async fn restore(docker: &Docker, home: &Home, id: &SnapshotId, container: &str) -> Result<()> {
-    for (inside, name) in VOLUMES {
-        let path = home.snapshot(id).join(name);
+    for (inside, short) in VOLUMES {
+        let path = home.snapshot(id).join(file_name(short));
         let what = format!("snapshot {id}");
         let file = tokio::fs::File::open(&path).await.map_err(failed(&what))?;
         let options = UploadToContainerOptionsBuilder::default().path(inside).build();
@@ -185,7 +189,7 @@ pub async fn remove(home: &Home, id: &SnapshotId) -> Result<()> {
     removed.await.map_err(failed(&format!("snapshot {id}")))
 }
 
-/// One archive of the record and the two archives; whole or not at all.
+/// One archive of the record and the volumes' archives; whole or not at all.
 pub async fn export(home: &Home, id: &SnapshotId, to: &Path) -> Result<()> {
     existing(home, id)?;
     let (dir, to) = (home.snapshot(id), to.to_path_buf());
@@ -193,7 +197,8 @@ pub async fn export(home: &Home, id: &SnapshotId, to: &Path) -> Result<()> {
         let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut file = tempfile::NamedTempFile::new_in(parent)?;
         let mut builder = tar::Builder::new(BufWriter::new(file.as_file_mut()));
-        for name in [RECORD_FILE, VOLUMES[0].1, VOLUMES[1].1] {
+        let archives = VOLUMES.map(|(_, short)| file_name(short));
+        for name in [RECORD_FILE].into_iter().chain(archives.iter().map(String::as_str)) {
             builder.append_file(name, &mut File::open(dir.join(name))?)?;
         }
         builder.into_inner()?.flush()?;
@@ -203,7 +208,7 @@ pub async fn export(home: &Home, id: &SnapshotId, to: &Path) -> Result<()> {
     blocking(write).await.map_err(failed(&format!("export of snapshot {id}")))
 }
 
-/// The archive is hostile: three known names, each once, each checked; what is inside is cleaned entry by entry.
+/// The archive is hostile: known names, each once, each checked; what is inside is cleaned entry by entry.
 pub async fn import(home: &Home, id: &SnapshotId, from: &Path, user: (u32, u32)) -> Result<SnapshotInfo> {
     if let Some(record) = home.read_snapshot(id)? {
         return Ok(record.info);
@@ -227,11 +232,11 @@ pub async fn import(home: &Home, id: &SnapshotId, from: &Path, user: (u32, u32))
                 let mut text = Vec::new();
                 entry.take(MAX_RECORD_BYTES).read_to_end(&mut text)?;
                 record = Some(serde_json::from_slice(&text)?);
-            } else if let Some(i) = VOLUMES.iter().position(|(_, n)| *n == name)
+            } else if let Some(i) = VOLUMES.iter().position(|(_, short)| file_name(short) == name)
                 && !seen[i]
             {
                 seen[i] = true;
-                let to = BufWriter::new(File::create(staging.dir.path().join(VOLUMES[i].1))?);
+                let to = BufWriter::new(File::create(staging.dir.path().join(&name))?);
                 bytes += sanitise(entry, to, user.0, user.1, MAX_ARCHIVE_BYTES)?.bytes;
             } else {
                 return Err(bad("not an exported snapshot"));

@@ -1,5 +1,6 @@
 //! A real engine of its own, in a folder of its own, ended by its process id.
 
+use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,7 +11,7 @@ use bollard::{Docker, body_full};
 use futures::StreamExt;
 use tar::{Builder, EntryType, Header};
 
-/// The only image there is: one static program under many names.
+/// The only image there is: one static program under many names, and a few others.
 pub const IMAGE: &str = "forkyard-test:1";
 
 pub struct Daemon {
@@ -94,6 +95,15 @@ fn find(program: &str) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
+const FULL: [&str; 9] = ["dash", "ls", "stat", "truncate", "touch", "od", "cp", "head", "id"];
+
+/// What the loader would load, the loader included.
+fn libraries(program: &Path) -> Vec<PathBuf> {
+    let listed = Command::new("ldd").arg(program).output().unwrap().stdout;
+    let listed = String::from_utf8(listed).unwrap();
+    listed.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect()
+}
+
 fn image(busybox: &Path) -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     let header = |kind, size, mode| {
@@ -113,8 +123,24 @@ fn image(busybox: &Path) -> Vec<u8> {
         &program[..],
     )
     .unwrap();
+    // Where busybox knows less than the suite asks for, the host's own, with their libraries.
+    let mut real: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for (name, program) in FULL.iter().filter_map(|name| Some((name, find(name)?))) {
+        for library in libraries(&program) {
+            real.insert(library.display().to_string().trim_start_matches('/').to_string(), library);
+        }
+        real.insert(format!("bin/{name}"), program);
+    }
+    if let Some(dash) = find("dash") {
+        real.insert("bin/sh".into(), dash);
+    }
+    for (path, source) in &real {
+        let data = std::fs::read(source).unwrap();
+        tar.append_data(&mut header(EntryType::Regular, data.len() as u64, 0o755), path, &data[..]).unwrap();
+    }
     let names = Command::new(busybox).arg("--list").output().unwrap().stdout;
-    for name in String::from_utf8(names).unwrap().lines().filter(|n| *n != "busybox") {
+    let missing = |name: &&str| *name != "busybox" && !real.contains_key(&format!("bin/{name}"));
+    for name in String::from_utf8(names).unwrap().lines().filter(missing) {
         let mut link = header(EntryType::Symlink, 0, 0o777);
         tar.append_link(&mut link, format!("bin/{name}"), "busybox").unwrap();
     }
