@@ -119,7 +119,7 @@ fn action(rng: &mut fastrand::Rng, processes: usize, runs: &[(RunId, RunSpec)]) 
     Action { after: Duration::from_millis(rng.u64(0..12_000)), what }
 }
 
-/// True if a process died by it.
+/// True if a process was found dead, or died by it.
 pub(super) async fn act(action: &Action, user: &Embedded, procs: &mut [Process]) -> bool {
     match &action.what {
         What::Crash(p) => {
@@ -127,10 +127,7 @@ pub(super) async fn act(action: &Action, user: &Embedded, procs: &mut [Process])
             procs[*p].kill();
             lived
         }
-        What::Restart(p) => {
-            procs[*p].restart_if_dead();
-            false
-        }
+        What::Restart(p) => procs[*p].restart_if_dead(),
         What::Stop(p) => {
             procs[*p].proc.pause();
             false
