@@ -11,6 +11,8 @@ pub struct Proc {
     pub state: u8,
     /// User and system time, in clock ticks.
     pub ticks: u64,
+    /// In clock ticks since boot: with it, a number is used once.
+    pub born: u64,
     pub resident_pages: u64,
 }
 
@@ -36,6 +38,7 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Proc> {
         state: *fields.first()?.as_bytes().first()?,
         parent: fields.get(1)?.parse().ok()?,
         ticks: number(11)? + number(12)?,
+        born: number(19)?,
         resident_pages: number(21)?,
     })
 }
@@ -106,6 +109,6 @@ mod tests {
     fn a_name_full_of_parentheses_does_not_shift_the_fields() {
         let stat = b"12 (a) R 1 (x) S 7 12 12 0 -1 4 0 0 0 0 3 4 0 0 20 0 1 0 5 1000 55 0";
         let parsed = parse(12, stat).unwrap();
-        assert_eq!(parsed, Proc { pid: 12, parent: 7, state: b'S', ticks: 7, resident_pages: 55 });
+        assert_eq!(parsed, Proc { pid: 12, parent: 7, state: b'S', ticks: 7, born: 5, resident_pages: 55 });
     }
 }

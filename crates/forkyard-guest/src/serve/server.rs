@@ -728,13 +728,14 @@ impl Server {
             job.note = Some(note.into());
             job.oom_killed |= note.contains("memory");
         }
-        procs::kill_all();
+        self.watchdog.kill();
     }
 
     /// A new command may be what the watchdog has to look at.
     pub(super) fn expect_work(&mut self) {
         if self.watchdog.is_needed() && self.next_look.is_none() {
-            self.next_look = Some(Instant::now() + INTERVAL);
+            let wait = if self.watchdog.begin() { Duration::ZERO } else { INTERVAL };
+            self.next_look = Some(Instant::now() + wait);
         }
     }
 }

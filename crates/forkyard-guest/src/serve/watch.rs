@@ -1,13 +1,14 @@
 //! Limits that the machine can't keep: the guest looks, and stops an offender.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use forkyard_guest::zygote::Watch;
 
 use super::procs;
+use super::procs::Proc;
 
 /// Five looks a second: an offender is stopped well within one.
 pub const INTERVAL: Duration = Duration::from_millis(200);
@@ -29,7 +30,10 @@ pub struct Watchdog {
     ticks_per_second: u64,
     cpu: Option<CpuSample>,
     disk: Arc<Disk>,
+    judge: Judge,
     looks: u32,
+    /// Killed, and not gone yet: what they still hold is nobody's fault any more.
+    dying: Vec<(i32, u64)>,
 }
 
 struct CpuSample {
@@ -41,9 +45,67 @@ struct CpuSample {
 /// Shared with the thread that measures.
 pub struct Disk {
     upper: Option<OwnedFd>,
-    measured: AtomicU64,
+    /// The newest measurement, until it is judged.
+    measured: Mutex<Option<Measured>>,
     free_then: AtomicU64,
     busy: AtomicBool,
+}
+
+struct Measured {
+    /// The stretch of work in which the walk began.
+    stretch: u32,
+    bytes: u64,
+}
+
+/// Judges the measurements of one stretch of work: from the first command after quiet, or from the last kill, on. Only what
+/// grew past the limit in this stretch is killed, and only after a second measurement: commands that clean up a layer which
+/// was over its limit before them are left alone.
+#[derive(Debug)]
+struct Judge {
+    limit: u64,
+    stretch: u32,
+    /// How much this stretch may hold. None: it began over the limit, and its first measurement will say.
+    allowed: Option<u64>,
+    /// The last measurement, if it was over.
+    suspect: Option<u64>,
+    over: bool,
+}
+
+impl Judge {
+    fn new(limit: u64) -> Judge {
+        Judge { limit, stretch: 0, allowed: Some(limit), suspect: None, over: false }
+    }
+
+    /// What was measured before this does not count from now on.
+    fn begin(&mut self) {
+        self.stretch = self.stretch.wrapping_add(1);
+        self.allowed = (!self.over).then_some(self.limit);
+        self.suspect = None;
+    }
+
+    /// Whether whoever runs has to be killed.
+    fn take(&mut self, measured: &Measured) -> bool {
+        let bytes = measured.bytes;
+        if measured.stretch != self.stretch {
+            return false;
+        }
+        self.over = bytes > self.limit;
+        // Some room to work in for whoever cleans up, and never more than the least that was seen.
+        let room = self.limit / DISK_SLACK_DIVISOR;
+        let allowed = match self.allowed {
+            Some(allowed) => allowed.min(bytes.saturating_add(room)).max(self.limit),
+            None => bytes.saturating_add(room).max(self.limit),
+        };
+        self.allowed = Some(allowed);
+        match self.suspect.replace(bytes) {
+            _ if bytes <= allowed => {
+                self.suspect = None;
+                false
+            }
+            Some(before) => bytes >= before,
+            None => false,
+        }
+    }
 }
 
 impl Watchdog {
@@ -55,12 +117,27 @@ impl Watchdog {
             cpu: None,
             disk: Arc::new(Disk {
                 upper,
-                measured: AtomicU64::new(0),
+                measured: Mutex::default(),
                 free_then: AtomicU64::new(u64::MAX),
                 busy: AtomicBool::new(false),
             }),
+            judge: Judge::new(limits.disk_bytes.unwrap_or(u64::MAX)),
             looks: 0,
+            dying: Vec::new(),
         }
+    }
+
+    /// Commands start where nothing ran. True if they have to be looked at immediately.
+    pub fn begin(&mut self) -> bool {
+        self.judge.begin();
+        self.judge.over
+    }
+
+    /// Kills everything; what it did so far is judged by now.
+    pub fn kill(&mut self) {
+        procs::kill_all();
+        self.dying = procs::all().iter().map(|p| (p.pid, p.born)).collect();
+        self.judge.begin();
     }
 
     pub fn is_needed(&self) -> bool {
@@ -71,8 +148,11 @@ impl Watchdog {
     pub fn look(&mut self, paused: bool) -> Verdict {
         self.looks = self.looks.wrapping_add(1);
         let processes = procs::all();
+        self.dying.retain(|(pid, born)| processes.iter().any(|p| (p.pid, p.born) == (*pid, *born)));
         if let Some(limit) = self.limits.memory_bytes {
-            let used: u64 = processes.iter().map(|p| p.resident_pages * self.page).sum();
+            let is_dying = |p: &Proc| self.dying.contains(&(p.pid, p.born));
+            let used: u64 =
+                processes.iter().filter(|p| !is_dying(p)).map(|p| p.resident_pages * self.page).sum();
             if used > limit {
                 return Verdict::Memory;
             }
@@ -80,10 +160,7 @@ impl Watchdog {
         if let (Some(cpus), false) = (self.limits.cpus, paused) {
             self.throttle(cpus, processes.iter().map(|p| p.ticks).sum());
         }
-        match self.limits.disk_bytes {
-            Some(limit) if self.disk_used() > limit => Verdict::Disk,
-            _ => Verdict::Fine,
-        }
+        if self.disk_is_over() { Verdict::Disk } else { Verdict::Fine }
     }
 
     /// Whoever used more than its share since the last look rests until the next one.
@@ -108,27 +185,33 @@ impl Watchdog {
         }
     }
 
-    /// What the layer held when it was last measured; starts a new measurement if the disk moved.
-    fn disk_used(&self) -> u64 {
+    /// Judges the last measurement; starts a new one if the disk moved, or if the last one needs another to confirm it.
+    fn disk_is_over(&mut self) -> bool {
         let disk = &self.disk;
-        let Some(upper) = &disk.upper else { return 0 };
+        let (Some(limit), Some(upper)) = (self.limits.disk_bytes, &disk.upper) else { return false };
+        let measured = disk.measured.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if measured.is_some_and(|measured| self.judge.take(&measured)) {
+            return true;
+        }
         let free = rustix::fs::fstatvfs(upper.as_fd()).map_or(0, |s| s.f_bavail * s.f_frsize);
-        let slack = self.limits.disk_bytes.unwrap_or(u64::MAX) / DISK_SLACK_DIVISOR;
-        let moved = disk.free_then.load(Ordering::Relaxed).abs_diff(free) > slack;
-        if (moved || self.looks.is_multiple_of(MEASURE_AT_LEAST_EVERY))
-            && !disk.busy.swap(true, Ordering::Relaxed)
-        {
+        let moved = disk.free_then.load(Ordering::Relaxed).abs_diff(free) > limit / DISK_SLACK_DIVISOR;
+        let due = moved
+            || self.judge.allowed.is_none()
+            || self.judge.suspect.is_some()
+            || self.looks.is_multiple_of(MEASURE_AT_LEAST_EVERY);
+        if due && !disk.busy.swap(true, Ordering::Acquire) {
             disk.free_then.store(free, Ordering::Relaxed);
-            let shared = Arc::clone(disk);
+            let (shared, stretch) = (Arc::clone(disk), self.judge.stretch);
             let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
-                shared.measured.store(shared.measure(), Ordering::Relaxed);
-                shared.busy.store(false, Ordering::Relaxed);
+                let measured = Measured { stretch, bytes: shared.measure() };
+                *shared.measured.lock().unwrap_or_else(PoisonError::into_inner) = Some(measured);
+                shared.busy.store(false, Ordering::Release);
             });
             if thread.is_err() {
-                disk.busy.store(false, Ordering::Relaxed);
+                disk.busy.store(false, Ordering::Release);
             }
         }
-        self.disk.measured.load(Ordering::Relaxed)
+        false
     }
 
     pub fn disk(&self) -> Arc<Disk> {
@@ -150,5 +233,61 @@ impl Disk {
 
     pub fn has_upper(&self) -> bool {
         self.upper.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: u64 = 6400;
+
+    fn take(judge: &mut Judge, bytes: u64) -> bool {
+        let stretch = judge.stretch;
+        judge.take(&Measured { stretch, bytes })
+    }
+
+    #[test]
+    fn growth_past_the_limit_is_killed_when_confirmed() {
+        let mut judge = Judge::new(LIMIT);
+        assert!(!take(&mut judge, LIMIT));
+        assert!(!take(&mut judge, LIMIT + 1));
+        assert!(take(&mut judge, LIMIT + 1));
+    }
+
+    #[test]
+    fn who_shrinks_is_left_alone() {
+        let mut judge = Judge::new(LIMIT);
+        for bytes in [9000, 8000, 7000, 6401, 100, 6500, 6400] {
+            assert!(!take(&mut judge, bytes), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn an_old_measurement_does_not_count() {
+        let mut judge = Judge::new(LIMIT);
+        let old = Measured { stretch: judge.stretch, bytes: 9000 };
+        assert!(!take(&mut judge, 9000));
+        judge.begin();
+        for _ in 0..3 {
+            assert!(!judge.take(&old));
+        }
+    }
+
+    #[test]
+    fn after_a_kill_there_is_room_to_clean_up_and_none_to_go_on() {
+        let mut judge = Judge::new(LIMIT);
+        assert!(!take(&mut judge, 9000) && take(&mut judge, 9000));
+        judge.begin();
+        // Still over by what was written before: `sleep`, `ls`, then `rm`, with a little file of its own.
+        for bytes in [9000, 9000, 9100, 8000, 8100] {
+            assert!(!take(&mut judge, bytes), "{bytes}");
+        }
+        // It may not fill again what it made free.
+        assert!(!take(&mut judge, 8500) && take(&mut judge, 8600));
+        judge.begin();
+        assert!(!take(&mut judge, 100));
+        judge.begin();
+        assert!(!take(&mut judge, 6500) && take(&mut judge, 6500), "back under it, the limit holds again");
     }
 }
