@@ -1,10 +1,13 @@
 //! What goes into a store and comes out of it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use forkyard_core::view::View;
 use forkyard_core::{Attempt, ForkNum, HostId, RunId, SandboxId, Timestamp, Usd};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// Largest stored event, command or message, as JSON text. Transcripts are split by turn, files go to blobs.
 pub const MAX_DATA_BYTES: usize = 16 << 20;
@@ -215,16 +218,61 @@ pub struct SandboxQuery {
 
 /// See [`crate::Views::watch`].
 #[derive(Debug, Clone)]
-pub struct Watch(watch::Receiver<u64>);
+pub struct Watch(News);
+
+#[derive(Debug, Clone)]
+enum News {
+    Channel(watch::Receiver<u64>),
+    Bell { bell: Arc<Bell>, heard: u64 },
+}
 
 impl Watch {
     pub fn new(receiver: watch::Receiver<u64>) -> Watch {
-        Watch(receiver)
+        Watch(News::Channel(receiver))
     }
     /// Changes before this call count too, if they were not seen yet. Pends for ever once the store is gone.
     pub async fn changed(&mut self) {
-        if self.0.changed().await.is_err() {
-            std::future::pending::<()>().await;
+        match &mut self.0 {
+            News::Channel(receiver) => {
+                if receiver.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+            News::Bell { bell, heard } => *heard = bell.after(*heard).await,
         }
+    }
+}
+
+/// Wakes its watchers in the order in which they came to wait; a channel of tokio's does so at random, and then a simulation
+/// could not be repeated.
+#[derive(Debug, Default)]
+pub struct Bell {
+    rings: AtomicU64,
+    waiting: Notify,
+}
+
+impl Bell {
+    pub fn ring(&self) {
+        self.rings.fetch_add(1, Ordering::SeqCst);
+        self.waiting.notify_waiters();
+    }
+    pub fn rings(&self) -> u64 {
+        self.rings.load(Ordering::SeqCst)
+    }
+    /// Returns with the number of rings once it is not `heard` any more.
+    pub async fn after(&self, heard: u64) -> u64 {
+        loop {
+            let mut waiting = std::pin::pin!(self.waiting.notified());
+            // From here on no ring is missed.
+            waiting.as_mut().enable();
+            let rings = self.rings();
+            if rings != heard {
+                return rings;
+            }
+            waiting.await;
+        }
+    }
+    pub fn watch(self: &Arc<Self>) -> Watch {
+        Watch(News::Bell { bell: self.clone(), heard: self.rings() })
     }
 }

@@ -3,28 +3,35 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::sync::watch;
+use forkyard_store::Bell;
 
 pub struct Proc {
     pub generation: u64,
     alive: AtomicBool,
-    paused: watch::Sender<bool>,
+    paused: AtomicBool,
+    resumed: Bell,
 }
 
 impl Proc {
     pub fn new(generation: u64) -> Arc<Proc> {
-        Arc::new(Proc { generation, alive: AtomicBool::new(true), paused: watch::Sender::new(false) })
+        Arc::new(Proc {
+            generation,
+            alive: AtomicBool::new(true),
+            paused: AtomicBool::new(false),
+            resumed: Bell::default(),
+        })
     }
     pub fn immortal() -> Arc<Proc> {
         Proc::new(0)
     }
     /// Whatever a process does to the world or the store goes through here: a stopped one waits, a dead one never returns.
     pub async fn gate(&self) {
-        let mut paused = self.paused.subscribe();
-        while *paused.borrow_and_update() {
-            if paused.changed().await.is_err() {
+        loop {
+            let heard = self.resumed.rings();
+            if !self.paused.load(Ordering::Relaxed) {
                 break;
             }
+            self.resumed.after(heard).await;
         }
         if !self.is_alive() {
             std::future::pending::<()>().await;
@@ -38,9 +45,10 @@ impl Proc {
     }
     /// SIGSTOP.
     pub fn pause(&self) {
-        self.paused.send_replace(true);
+        self.paused.store(true, Ordering::Relaxed);
     }
     pub fn resume(&self) {
-        self.paused.send_replace(false);
+        self.paused.store(false, Ordering::Relaxed);
+        self.resumed.ring();
     }
 }
