@@ -103,6 +103,16 @@ pub enum Lifecycle {
     Failed,
 }
 
+impl Lifecycle {
+    /// Nothing follows.
+    pub fn is_ended(self) -> bool {
+        match self {
+            Lifecycle::Completed | Lifecycle::Failed => true,
+            Lifecycle::Pending | Lifecycle::Creating | Lifecycle::Running | Lifecycle::Completing => false,
+        }
+    }
+}
+
 /// How a fork ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -12,7 +12,7 @@ use forkyard_agent::ports::{
 };
 use forkyard_core::pricing::Usage;
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
-use forkyard_store::{AppendJournal, NewEvent, Reserve, Source, Store, StoreError};
+use forkyard_store::{AppendJournal, NewEvent, Reserve, Sending, Source, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
@@ -232,9 +232,10 @@ impl Ledger for StoreLedger {
     }
     async fn sent(&self, id: &ReservationId) -> Result<Sent, LedgerError> {
         match self.tenure.store.mark_sent(&self.tenure.run, &id.0).await {
-            Ok(()) => Ok(Sent::Go),
-            // A newer attempt has closed it.
-            Err(StoreError::Invalid(_)) => Ok(Sent::Stale),
+            Ok(Sending::Go) => Ok(Sent::Go),
+            Ok(Sending::Paused) => Ok(Sent::Paused),
+            // Or it is closed: whoever did that owns the fork.
+            Ok(Sending::Stale { .. }) | Err(StoreError::Invalid(_)) => Ok(Sent::Stale),
             Err(e) => Err(ledger_error(e)),
         }
     }

@@ -89,7 +89,11 @@ pub async fn sweep(
         match yard.destroy(&f.id).await {
             Ok(()) => {
                 cleaned += 1;
-                store.sandbox_destroyed(&f.id).await?;
+                match store.sandbox_destroyed(&f.id).await {
+                    // Nobody has recorded it: made by a process that had lost its run.
+                    Ok(()) | Err(StoreError::NotFound { .. }) => {}
+                    Err(e) => return Err(e),
+                }
             }
             Err(e) => error = error.or(Some(format!("{}: {e}", f.id))),
         }

@@ -1,6 +1,7 @@
 //! Between our types and a database's columns. Databases count in signed 64 bits; the bounds in [`crate::check`] keep
 //! everything that is written inside them.
 
+use forkyard_core::view::ForkView;
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Timestamp, Usd};
 
 use crate::{EventQuery, NewEvent, Recorded, Result, Source, StoreError, StreamId};
@@ -184,6 +185,15 @@ pub(crate) fn fence(mine: Attempt, current: Attempt) -> Result<()> {
         std::cmp::Ordering::Greater => {
             Err(StoreError::Invalid(format!("attempt {mine} has not begun: the fork is at {current}")))
         }
+    }
+}
+
+/// The last attempt that is over once `view` is written where the fork was at `before`: its reservations are closed.
+pub(crate) fn over(before: Option<Attempt>, view: &ForkView) -> Option<Attempt> {
+    if view.lifecycle.is_ended() {
+        Some(view.attempt)
+    } else {
+        before.filter(|before| *before < view.attempt).map(|_| Attempt(view.attempt.0 - 1))
     }
 }
 

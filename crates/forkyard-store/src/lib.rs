@@ -47,8 +47,8 @@ pub trait EventLog {
     async fn create_run(&self, run: CreateRun) -> Result<Created>;
 
     /// One step of a machine. Where a [`forkyard_core::view::View::Fork`] raises the fork's attempt, the reservations that
-    /// older attempts left open are closed with it (sent ones at their worst case); one that lowers it is refused. All
-    /// views are of the stream's run. Commands that were consumed before, or are not the run's, are left alone.
+    /// older attempts left open are closed with it (sent ones at their worst case); where it ends the fork, all of the
+    /// fork's. One that lowers the attempt is refused. All views are of the stream's run. Commands that were consumed before, or are not the run's, are left alone.
     async fn append(&self, append: Append) -> Result<Appended>;
 
     /// Entries of an attempt's journal. `expected` is the number of entries that the attempt's journal had.
@@ -104,13 +104,16 @@ pub trait Leases {
 /// Money. See [`forkyard_core::budget`]: the decision is made there, under this store's lock.
 #[async_trait]
 pub trait Ledger {
-    /// Atomic across processes. Refused while the run is paused or the attempt is not the fork's current one. A request
+    /// Atomic across processes. Refused while the run is paused, and to all but the current attempt of a fork that has not
+    /// ended (whose attempts are all stale). A request
     /// that is open has its money already; one that was released is a new ask; one that was settled is
     /// [`StoreError::Invalid`], since asking again would be sending again.
     async fn reserve(&self, run: &RunId, ask: Ask) -> Result<Reserve>;
     // The steps of a reservation can be repeated: a caller whose answer was lost asks again. Other steps on a closed one
     // are Invalid.
-    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<()>;
+    /// The last question before a request leaves, answered by what holds at that moment: only after [`Sending::Go`] may
+    /// it be sent. Any other answer leaves the reservation as it is.
+    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<Sending>;
     async fn shrink(&self, run: &RunId, request: &str, worst: Usd) -> Result<()>;
     async fn settle(&self, run: &RunId, request: &str, cost: Usd) -> Result<()>;
     /// A sent one is settled at its worst case. Ok if it is closed.

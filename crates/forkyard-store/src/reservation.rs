@@ -5,7 +5,7 @@ use forkyard_core::budget::{Ask, ReservationState};
 use forkyard_core::{Attempt, ForkNum, RunId, Usd};
 
 use crate::codec::int;
-use crate::{Result, StoreError};
+use crate::{Result, Sending, StoreError};
 
 pub(crate) const RESERVED: i64 = 0;
 pub(crate) const SENT: i64 = 1;
@@ -75,7 +75,37 @@ pub(crate) fn again(held: &Held, ask: &Ask) -> Result<bool> {
     }
 }
 
+/// What the ledger has to know of a fork.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub attempt: Attempt,
+    pub ended: bool,
+}
+
+impl Owner {
+    /// The attempt that owns the fork, if it is not this one.
+    pub(crate) fn fences(&self, mine: Attempt) -> Result<Option<Attempt>> {
+        if self.ended {
+            return Ok(Some(self.attempt));
+        }
+        match crate::codec::fence(mine, self.attempt) {
+            Ok(()) => Ok(None),
+            Err(StoreError::StaleAttempt { current, .. }) => Ok(Some(current)),
+            Err(other) => Err(other),
+        }
+    }
+}
+
 impl Held {
+    /// Whether the request may leave now. Go: [`Step::Sent`] follows.
+    pub(crate) fn may_send(&self, owner: Owner, paused: bool) -> Result<Sending> {
+        Ok(match owner.fences(self.attempt)? {
+            Some(current) => Sending::Stale { current },
+            None if paused => Sending::Paused,
+            None => Sending::Go,
+        })
+    }
+
     /// None if nothing changes.
     pub(crate) fn step(&self, step: Step, request: &str) -> Result<Option<(Held, Change)>> {
         use ReservationState::{Released, Reserved, Sent, Settled};

@@ -200,6 +200,14 @@ pub enum Reserve {
     Stale { current: Attempt },
 }
 
+/// May a request leave? See [`crate::Ledger::mark_sent`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sending {
+    Go,
+    Paused,
+    Stale { current: Attempt },
+}
+
 #[derive(Debug, Clone, Default)]
 pub struct RunQuery {
     /// Only those that have not ended.

@@ -2,11 +2,12 @@
 //! same conformance suite. Time for leases is tokio's, so that a paused runtime moves it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use forkyard_core::budget::{self, Ask, Balance, Verdict};
+use forkyard_core::budget::{self, Ask, Balance, ReservationState, Verdict};
 use forkyard_core::view::{EngineKind, ForkView, RunStatus, RunView, SandboxState, SandboxView, View};
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Timestamp, Usd};
 use forkyard_store::*;
@@ -24,6 +25,8 @@ pub enum StoreBug {
     AcceptsStaleAttempts,
     /// Older leases may write.
     AcceptsStaleLeases,
+    /// A request that was reserved before a pause leaves after it.
+    SendsWhilePaused,
 }
 
 #[derive(Default)]
@@ -59,9 +62,16 @@ struct Data {
     appends: u64,
 }
 
+#[derive(Default)]
+struct Watchers {
+    any: watch::Sender<u64>,
+    runs: BTreeMap<RunId, watch::Sender<u64>>,
+}
+
 pub struct MemStore {
+    identity: String,
     data: Mutex<Data>,
-    changes: watch::Sender<u64>,
+    watchers: Mutex<Watchers>,
     bugs: BTreeSet<u8>,
     /// What wall clock leases are stamped with.
     epoch: (Timestamp, Instant),
@@ -76,9 +86,11 @@ impl Default for MemStore {
 impl MemStore {
     /// Needs a tokio runtime: leases expire by its clock.
     pub fn new(bugs: &[StoreBug]) -> MemStore {
+        static MADE: AtomicU64 = AtomicU64::new(0);
         MemStore {
+            identity: format!("memory{:016x}", MADE.fetch_add(1, Ordering::Relaxed)),
             data: Mutex::default(),
-            changes: watch::Sender::new(0),
+            watchers: Mutex::default(),
             bugs: bugs.iter().map(|b| *b as u8).collect(),
             epoch: (Timestamp(1_700_000_000_000), Instant::now()),
         }
@@ -90,31 +102,58 @@ impl MemStore {
         Timestamp(self.epoch.0.0 + self.epoch.1.elapsed().as_millis() as u64)
     }
     fn with<T>(&self, f: impl FnOnce(&mut Data) -> Result<T>) -> Result<T> {
-        f(&mut self.data.lock().unwrap_or_else(|e| e.into_inner()))
+        f(&mut lock(&self.data))
     }
     fn run_mut<T>(&self, run: &RunId, f: impl FnOnce(&mut RunData) -> Result<T>) -> Result<T> {
         self.with(|d| f(d.runs.get_mut(run).ok_or_else(|| not_found(run))?))
     }
-    fn notify(&self) {
-        self.changes.send_modify(|n| *n += 1);
+    fn notify(&self, run: &RunId) {
+        let watchers = lock(&self.watchers);
+        for sender in watchers.runs.get(run).into_iter().chain([&watchers.any]) {
+            sender.send_modify(|n| *n += 1);
+        }
     }
+    /// Is `mine` the attempt that may write?
+    fn fence(&self, mine: Attempt, current: Attempt) -> Result<()> {
+        if mine > current {
+            Err(StoreError::Invalid(format!("attempt {mine} has not begun: the fork is at {current}")))
+        } else if mine < current && !self.has(StoreBug::AcceptsStaleAttempts) {
+            Err(StoreError::StaleAttempt { mine, current })
+        } else {
+            Ok(())
+        }
+    }
+    /// The attempt that owns the fork, if it is not this one; an ended fork is nobody's.
+    fn owner(&self, fork: &ForkView, mine: Attempt) -> Result<Option<Attempt>> {
+        if fork.lifecycle.is_ended() && !self.has(StoreBug::AcceptsStaleAttempts) {
+            return Ok(Some(fork.attempt));
+        }
+        match self.fence(mine, fork.attempt) {
+            Ok(()) => Ok(None),
+            Err(StoreError::StaleAttempt { current, .. }) => Ok(Some(current)),
+            Err(other) => Err(other),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn no_fork(run: &RunId, fork: ForkNum) -> StoreError {
+    StoreError::NotFound { what: format!("fork {run}/{fork}") }
+}
+
+fn closed(request: &str) -> StoreError {
+    StoreError::Invalid(format!("reservation {request:?} is closed already"))
+}
+
+fn bound(limit: usize) -> usize {
+    if limit == 0 { usize::MAX } else { limit }
 }
 
 fn not_found(run: &RunId) -> StoreError {
     StoreError::NotFound { what: format!("run {run}") }
-}
-
-fn check_size(events: &[NewEvent]) -> Result<()> {
-    for e in events {
-        let bytes = serde_json::to_vec(&e.data).map(|v| v.len()).unwrap_or(0);
-        if bytes > MAX_DATA_BYTES {
-            return Err(StoreError::Invalid(format!(
-                "{} is {bytes} bytes, more than {MAX_DATA_BYTES}",
-                e.kind
-            )));
-        }
-    }
-    Ok(())
 }
 
 impl RunData {
@@ -132,6 +171,21 @@ impl RunData {
         let actual = self.seqs.get(stream).copied().unwrap_or(0);
         if actual == expected { Ok(()) } else { Err(StoreError::Conflict { expected, actual }) }
     }
+    /// No view lowers an attempt.
+    fn admit(&self, views: &[View]) -> Result<()> {
+        for view in views {
+            if let View::Fork(v) = view
+                && let Some(current) = self.forks.get(&v.fork).map(|f| f.attempt)
+                && v.attempt < current
+            {
+                return Err(StoreError::StaleAttempt { mine: v.attempt, current });
+            }
+        }
+        Ok(())
+    }
+    fn is_held(&self) -> bool {
+        self.lease.as_ref().is_some_and(|l| l.owner.is_some() && l.expires > Instant::now())
+    }
     fn is_live(&self) -> bool {
         self.view.as_ref().is_some_and(|v| v.status != RunStatus::Ended)
     }
@@ -148,7 +202,8 @@ impl Data {
                 }
                 View::Fork(v) => {
                     let data = self.runs.entry(run.clone()).or_default();
-                    data.ledger.close_attempts_before(v.fork, v.attempt);
+                    let over = if v.lifecycle.is_ended() { v.attempt.next() } else { v.attempt };
+                    data.ledger.close_attempts_before(v.fork, over);
                     data.forks.insert(v.fork, v);
                 }
                 View::Sandbox(v) => {
@@ -178,24 +233,26 @@ fn select<'a>(q: &EventQuery, events: impl Iterator<Item = &'a Recorded>) -> Vec
     if q.newest_first {
         found.reverse();
     }
-    if q.limit > 0 {
-        found.truncate(q.limit);
-    }
+    found.truncate(bound(q.limit));
     found
 }
 
 #[async_trait]
 impl EventLog for MemStore {
     async fn create_run(&self, new: CreateRun) -> Result<Created> {
-        check_size(&new.events)?;
+        check::create_run(&new)?;
+        check::events(&new.events)?;
+        check::views(&new.run, &new.views)?;
+        let run = new.run.clone();
         let created = self.with(|d| {
             if let Some(key) = &new.key
                 && let Some((id, _)) = d.runs.iter().find(|(_, r)| r.key.as_ref() == Some(key))
             {
                 return Ok(Created::Existing(id.clone()));
             }
-            if d.runs.contains_key(&new.run) {
-                return Err(StoreError::Invalid(format!("run {} exists", new.run)));
+            if let Some(r) = d.runs.get(&new.run) {
+                let actual = r.seqs.get(&StreamId::Run(new.run.clone())).copied().unwrap_or(0);
+                return Err(StoreError::Conflict { expected: 0, actual });
             }
             let data = d.runs.entry(new.run.clone()).or_default();
             data.key = new.key;
@@ -203,23 +260,24 @@ impl EventLog for MemStore {
             d.write_views(&new.run, new.views);
             Ok(Created::New)
         })?;
-        self.notify();
+        self.notify(&run);
         Ok(created)
     }
 
     async fn append(&self, mut a: Append) -> Result<Appended> {
-        check_size(&a.events)?;
         let run = a.stream.run().clone();
+        check::append(&a)?;
+        check::events(&a.events)?;
+        check::views(&run, &a.views)?;
         let done = self.with(|d| {
             d.appends += 1;
             let lose = self.has(StoreBug::LosesEvents) && d.appends % 7 == 0;
             let r = d.runs.get_mut(&run).ok_or_else(|| not_found(&run))?;
-            if !self.has(StoreBug::AcceptsStaleLeases) && r.lease.as_ref().map(|l| l.token) != Some(a.lease) {
+            let holds = r.lease.as_ref().is_some_and(|l| l.owner.is_some() && l.token == a.lease);
+            if !holds && !self.has(StoreBug::AcceptsStaleLeases) {
                 return Err(StoreError::LeaseLost);
             }
-            if let StreamId::Journal(..) = a.stream {
-                return Err(StoreError::Invalid("a journal is not written by a lease".into()));
-            }
+            r.admit(&a.views)?;
             r.expect(&a.stream, a.expected)?;
             for id in &a.consume {
                 r.commands.remove(id);
@@ -231,29 +289,23 @@ impl EventLog for MemStore {
             d.write_views(&run, a.views);
             Ok(done)
         })?;
-        self.notify();
+        self.notify(&run);
         Ok(done)
     }
 
     async fn append_journal(&self, a: AppendJournal) -> Result<Appended> {
-        check_size(&a.events)?;
-        let done = self.run_mut(&a.run, |r| {
-            let current = r.forks.get(&a.fork).map(|f| f.attempt);
-            match current {
-                Some(current) if current != a.attempt && !self.has(StoreBug::AcceptsStaleAttempts) => {
-                    return Err(StoreError::StaleAttempt { mine: a.attempt, current });
-                }
-                None => return Err(StoreError::NotFound { what: format!("fork {}/{}", a.run, a.fork) }),
-                Some(_) => {}
-            }
+        check::append_journal(&a)?;
+        check::events(&a.events)?;
+        let run = a.run.clone();
+        let done = self.run_mut(&run, |r| {
+            let current = r.forks.get(&a.fork).ok_or_else(|| no_fork(&a.run, a.fork))?.attempt;
+            self.fence(a.attempt, current)?;
             let stream = StreamId::Journal(a.run.clone(), a.fork, a.attempt);
             r.expect(&stream, a.expected)?;
-            for id in &a.deliver {
-                r.messages.remove(id);
-            }
+            r.messages.retain(|id, (fork, _)| *fork != a.fork || !a.deliver.contains(id));
             Ok(r.push(&stream, a.events))
         })?;
-        self.notify();
+        self.notify(&run);
         Ok(done)
     }
 
@@ -261,15 +313,17 @@ impl EventLog for MemStore {
         self.with(|d| {
             let Some(r) = d.runs.get(stream.run()) else { return Ok(vec![]) };
             let found = r.events.iter().filter(|e| e.stream == *stream && e.seq > after).cloned();
-            Ok(if limit == 0 { found.collect() } else { found.take(limit).collect() })
+            Ok(found.take(bound(limit)).collect())
         })
     }
 
     async fn read_run(&self, run: &RunId, query: &EventQuery) -> Result<Vec<Recorded>> {
+        check::query(query)?;
         self.with(|d| Ok(d.runs.get(run).map(|r| select(query, r.events.iter())).unwrap_or_default()))
     }
 
     async fn read_sandbox(&self, sandbox: &SandboxId, query: &EventQuery) -> Result<Vec<Recorded>> {
+        check::query(query)?;
         self.with(|d| {
             let events = d.runs.values().flat_map(|r| r.events.iter());
             Ok(select(query, events.filter(|e| e.event.sandbox.as_ref() == Some(sandbox))))
@@ -298,6 +352,9 @@ impl EventLog for MemStore {
 #[async_trait]
 impl Inbox for MemStore {
     async fn put_command(&self, run: &RunId, command: NewCommand) -> Result<CommandId> {
+        check::optional_key("a command's key", command.key.as_deref())?;
+        check::time("a command's time", command.at)?;
+        check::data("a command", &command.data)?;
         let id = self.with(|d| {
             let next = d.id();
             let r = d.runs.get_mut(run).ok_or_else(|| not_found(run))?;
@@ -311,16 +368,20 @@ impl Inbox for MemStore {
             r.commands.insert(next, StoredCommand { id: next, data: command.data, at: command.at });
             Ok(next)
         })?;
-        self.notify();
+        self.notify(run);
         Ok(id)
     }
     async fn pending_commands(&self, run: &RunId) -> Result<Vec<StoredCommand>> {
         self.with(|d| Ok(d.runs.get(run).map(|r| r.commands.values().cloned().collect()).unwrap_or_default()))
     }
     async fn put_message(&self, run: &RunId, fork: ForkNum, message: NewMessage) -> Result<MessageId> {
+        check::optional_key("a message's key", message.key.as_deref())?;
+        check::time("a message's time", message.at)?;
+        check::data("a message", &message.data)?;
         let id = self.with(|d| {
             let next = d.id();
             let r = d.runs.get_mut(run).ok_or_else(|| not_found(run))?;
+            r.forks.get(&fork).ok_or_else(|| no_fork(run, fork))?;
             let key = message.key.map(|k| (fork, k));
             if let Some(id) = key.as_ref().and_then(|k| r.message_keys.get(k)) {
                 return Ok(*id);
@@ -332,7 +393,7 @@ impl Inbox for MemStore {
             r.messages.insert(next, (fork, StoredMessage { id: next, data: message.data, at: message.at }));
             Ok(next)
         })?;
-        self.notify();
+        self.notify(run);
         Ok(id)
     }
     async fn pending_messages(&self, run: &RunId, fork: ForkNum) -> Result<Vec<StoredMessage>> {
@@ -346,10 +407,11 @@ impl Inbox for MemStore {
 #[async_trait]
 impl Leases for MemStore {
     async fn acquire(&self, run: &RunId, owner: &str, ttl: Duration) -> Result<Option<Lease>> {
+        check::key("a lease's owner", owner)?;
         let now = self.now();
         self.run_mut(run, |r| {
-            let held = r.lease.as_ref().is_some_and(|l| l.owner.is_some() && l.expires > Instant::now());
-            if held {
+            let own = r.lease.as_ref().is_some_and(|l| l.owner.as_deref() == Some(owner));
+            if r.is_held() && !own {
                 return Ok(None);
             }
             let token = r.lease.as_ref().map_or(0, |l| l.token) + 1;
@@ -372,28 +434,32 @@ impl Leases for MemStore {
     }
     async fn release(&self, run: &RunId, token: LeaseToken) -> Result<()> {
         let now = self.now();
-        self.run_mut(run, |r| {
-            if let Some(l) = r.lease.as_mut().filter(|l| l.token == token) {
+        let given = self.with(|d| {
+            let lease = d.runs.get_mut(run).and_then(|r| r.lease.as_mut());
+            Ok(lease.filter(|l| l.token == token && l.owner.is_some()).map(|l| {
                 l.owner = None;
                 l.renewed = now;
-            }
-            Ok(())
+            }))
         })?;
-        self.notify();
+        if given.is_some() {
+            self.notify(run);
+        }
         Ok(())
     }
     async fn claimable(&self, limit: usize) -> Result<Vec<RunId>> {
         self.with(|d| {
             let free = |r: &RunData| {
-                let held = r.lease.as_ref().is_some_and(|l| l.owner.is_some() && l.expires > Instant::now());
-                let wanted = r.view.as_ref().is_some_and(|v| v.engine == EngineKind::Embedded && !v.detached)
-                    || !r.commands.is_empty();
-                r.is_live() && !held && wanted
+                let wanted = r.view.as_ref().is_some_and(|v| {
+                    v.engine == EngineKind::Embedded && (!v.detached || !r.commands.is_empty())
+                });
+                r.is_live() && !r.is_held() && wanted
             };
-            Ok(d.runs.iter().filter(|(_, r)| free(r)).map(|(id, _)| id.clone()).take(limit).collect())
+            let found = d.runs.iter().filter(|(_, r)| free(r)).map(|(id, _)| id.clone());
+            Ok(found.take(bound(limit)).collect())
         })
     }
     async fn announce(&self, process: &Process, ttl: Duration) -> Result<()> {
+        check::key("a process's id", &process.id)?;
         let until = Instant::now() + ttl;
         self.with(|d| {
             d.processes.insert(process.id.clone(), (process.clone(), until));
@@ -414,16 +480,32 @@ impl Leases for MemStore {
 #[async_trait]
 impl Ledger for MemStore {
     async fn reserve(&self, run: &RunId, ask: Ask) -> Result<Reserve> {
+        check::key("a request", &ask.request)?;
+        check::amount("a reservation", ask.worst)?;
         let overspends = self.has(StoreBug::Overspends);
-        self.run_mut(run, |r| {
+        let answer = self.run_mut(run, |r| {
+            let fork = r.forks.get(&ask.fork).ok_or_else(|| no_fork(run, ask.fork))?;
+            if let Some(current) = self.owner(fork, ask.attempt)? {
+                return Ok(Reserve::Stale { current });
+            }
             if r.view.as_ref().is_some_and(|v| v.paused) {
                 return Ok(Reserve::Paused);
             }
-            match r.forks.get(&ask.fork).map(|f| f.attempt) {
-                Some(current) if current != ask.attempt && !self.has(StoreBug::AcceptsStaleAttempts) => {
-                    return Ok(Reserve::Stale { current });
+            if let Some(before) = r.ledger.reservations.get(&ask.request) {
+                match before.state {
+                    ReservationState::Reserved | ReservationState::Sent if before.fork == ask.fork => {
+                        return Ok(Reserve::Granted);
+                    }
+                    ReservationState::Reserved | ReservationState::Sent => {
+                        let of = before.fork;
+                        return Err(StoreError::Invalid(format!("the request belongs to fork {of}")));
+                    }
+                    ReservationState::Settled => return Err(closed(&ask.request)),
+                    // It was given back: a new ask.
+                    ReservationState::Released => {
+                        r.ledger.reservations.remove(&ask.request);
+                    }
                 }
-                Some(_) | None => {}
             }
             let limits = r.ledger.limits;
             if overspends {
@@ -437,24 +519,47 @@ impl Ledger for MemStore {
                 Verdict::Granted => Reserve::Granted,
                 Verdict::Short { available, outstanding } => Reserve::Short { available, outstanding },
             })
-        })
+        })?;
+        if answer == Reserve::Granted {
+            self.notify(run);
+        }
+        Ok(answer)
     }
-    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<()> {
-        self.run_mut(run, |r| r.ledger.sent(request).map_err(ledger_error))
+    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<Sending> {
+        self.run_mut(run, |r| {
+            let unknown = || ledger_error(budget::LedgerError::Unknown(request.into()));
+            let held = r.ledger.reservations.get(request).ok_or_else(unknown)?;
+            let fork = r.forks.get(&held.fork).ok_or_else(|| no_fork(run, held.fork))?;
+            if let Some(current) = self.owner(fork, held.attempt)? {
+                return Ok(Sending::Stale { current });
+            }
+            if r.view.as_ref().is_some_and(|v| v.paused) && !self.has(StoreBug::SendsWhilePaused) {
+                return Ok(Sending::Paused);
+            }
+            r.ledger.sent(request).map_err(ledger_error)?;
+            Ok(Sending::Go)
+        })
     }
     async fn shrink(&self, run: &RunId, request: &str, worst: Usd) -> Result<()> {
         self.run_mut(run, |r| r.ledger.shrink(request, worst).map_err(ledger_error))?;
-        self.notify();
+        self.notify(run);
         Ok(())
     }
     async fn settle(&self, run: &RunId, request: &str, cost: Usd) -> Result<()> {
-        self.run_mut(run, |r| r.ledger.settle(request, cost).map_err(ledger_error))?;
-        self.notify();
+        check::amount("a cost", cost)?;
+        self.run_mut(run, |r| match r.ledger.reservations.get(request) {
+            Some(held) if held.state == ReservationState::Settled && held.amount == cost => Ok(()),
+            Some(_) | None => r.ledger.settle(request, cost).map_err(ledger_error),
+        })?;
+        self.notify(run);
         Ok(())
     }
     async fn release_reservation(&self, run: &RunId, request: &str) -> Result<()> {
-        self.run_mut(run, |r| r.ledger.release(request).map_err(ledger_error))?;
-        self.notify();
+        self.run_mut(run, |r| match r.ledger.release(request) {
+            Ok(()) | Err(budget::LedgerError::Closed(_)) => Ok(()),
+            Err(e @ budget::LedgerError::Unknown(_)) => Err(ledger_error(e)),
+        })?;
+        self.notify(run);
         Ok(())
     }
     async fn balance(&self, run: &RunId) -> Result<Balance> {
@@ -465,7 +570,7 @@ impl Ledger for MemStore {
 fn ledger_error(e: budget::LedgerError) -> StoreError {
     match e {
         budget::LedgerError::Unknown(r) => StoreError::NotFound { what: format!("reservation {r}") },
-        budget::LedgerError::Closed(r) => StoreError::Invalid(format!("reservation {r} is closed already")),
+        budget::LedgerError::Closed(r) => closed(&r),
     }
 }
 
@@ -480,9 +585,7 @@ impl Views for MemStore {
                 d.runs.values().filter(|r| !q.live || r.is_live()).filter_map(|r| r.view.clone()).collect();
             found.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
             found.retain(|v| q.before.as_ref().is_none_or(|(at, id)| (v.created_at, &v.id) < (*at, id)));
-            if q.limit > 0 {
-                found.truncate(q.limit);
-            }
+            found.truncate(bound(q.limit));
             Ok(found)
         })
     }
@@ -501,19 +604,24 @@ impl Views for MemStore {
                 .filter(|s| q.states.is_empty() || q.states.contains(&s.state))
                 .cloned()
                 .collect();
-            if q.limit > 0 {
-                found.truncate(q.limit);
-            }
+            found.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+            found.truncate(bound(q.limit));
             Ok(found)
         })
     }
     async fn sandbox_destroyed(&self, sandbox: &SandboxId) -> Result<()> {
-        self.with(|d| {
-            if let Some(s) = d.sandboxes.get_mut(sandbox) {
+        let now = self.now();
+        let run = self.with(|d| {
+            let missing = || StoreError::NotFound { what: format!("sandbox {sandbox}") };
+            let s = d.sandboxes.get_mut(sandbox).ok_or_else(missing)?;
+            if s.state != SandboxState::Destroyed {
                 s.state = SandboxState::Destroyed;
+                s.updated_at = now;
             }
-            Ok(())
-        })
+            Ok(s.run.clone())
+        })?;
+        self.notify(&run);
+        Ok(())
     }
     async fn journal_len(&self, run: &RunId, fork: ForkNum) -> Result<u64> {
         self.with(|d| {
@@ -527,18 +635,27 @@ impl Views for MemStore {
     }
     async fn delete_run(&self, run: &RunId) -> Result<()> {
         self.with(|d| {
-            if d.runs.get(run).is_some_and(|r| r.is_live()) {
+            if d.runs.get(run).ok_or_else(|| not_found(run))?.is_live() {
                 return Err(StoreError::Invalid(format!("run {run} has not ended")));
+            }
+            let owed = |s: &&SandboxView| match s.state {
+                SandboxState::Requested | SandboxState::Live | SandboxState::Owed => s.run == *run,
+                SandboxState::Destroyed | SandboxState::HandedOver => false,
+            };
+            if let Some(s) = d.sandboxes.values().find(owed) {
+                return Err(StoreError::Invalid(format!("sandbox {} still has to be destroyed", s.id)));
             }
             d.runs.remove(run);
             d.sandboxes.retain(|_, s| s.run != *run);
+            let of_run = format!("{run}/");
+            d.blobs.retain(|key, _| !key.starts_with(&of_run));
             Ok(())
-        })
+        })?;
+        self.notify(run);
+        Ok(())
     }
     async fn put_blob(&self, key: &str, data: &[u8]) -> Result<()> {
-        if data.len() > MAX_BLOB_BYTES {
-            return Err(StoreError::Invalid(format!("blob {key} is larger than {MAX_BLOB_BYTES} bytes")));
-        }
+        check::blob(key, data)?;
         self.with(|d| {
             d.blobs.insert(key.into(), data.to_vec());
             Ok(())
@@ -553,10 +670,14 @@ impl Views for MemStore {
             Ok(())
         })
     }
-    fn watch(&self, _: Option<&RunId>) -> Watch {
-        Watch::new(self.changes.subscribe())
+    fn watch(&self, run: Option<&RunId>) -> Watch {
+        let mut watchers = lock(&self.watchers);
+        Watch::new(match run {
+            None => watchers.any.subscribe(),
+            Some(run) => watchers.runs.entry(run.clone()).or_default().subscribe(),
+        })
     }
     async fn identity(&self) -> Result<String> {
-        Ok("memory".into())
+        Ok(self.identity.clone())
     }
 }

@@ -162,7 +162,7 @@ pub async fn a_new_attempt_closes_what_was_open<F: Future<Output = Arc<dyn Store
     bump(1).await.unwrap();
     assert_eq!(sums(&store, &run).await, (207, 30));
     assert_invalid(store.settle(&run, "sent", Usd(1)).await, "closed");
-    assert_invalid(store.mark_sent(&run, "unsent").await, "closed");
+    assert_eq!(store.mark_sent(&run, "unsent").await.unwrap(), Sending::Stale { current: Attempt(2) });
     // The same attempt again closes nothing.
     assert_eq!(store.reserve(&run, ask(0, 2, "new", 40)).await.unwrap(), Reserve::Granted);
     bump(1).await.unwrap();
@@ -233,4 +233,55 @@ pub async fn no_budget_still_meters<F: Future<Output = Arc<dyn Store>>>(make: im
     assert_eq!(sums(&store, &run).await, (12, 0));
     assert_invalid(store.reserve(&run, ask(0, 1, "b", u64::MAX)).await, "reservation");
     assert_invalid(store.reserve(&run, ask(0, 1, "", 1)).await, "request");
+}
+
+/// Reserved before, but not sent yet: the pause comes first.
+pub async fn a_paused_run_sends_nothing<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+    let store = make().await;
+    let (run, lease) = start(&store, "a", 1).await;
+    for request in ["before", "unsent"] {
+        assert_eq!(store.reserve(&run, ask(0, 1, request, 10)).await.unwrap(), Reserve::Granted);
+    }
+    assert_eq!(store.mark_sent(&run, "before").await.unwrap(), Sending::Go);
+    let mut view = run_view(&run);
+    view.paused = true;
+    store.append(step(&run, lease, 1, vec![], vec![View::Run(view.clone())])).await.unwrap();
+    for request in ["before", "unsent"] {
+        assert_eq!(store.mark_sent(&run, request).await.unwrap(), Sending::Paused);
+    }
+    // What has left is settled; what has not goes back whole.
+    store.settle(&run, "before", Usd(3)).await.unwrap();
+    store.release_reservation(&run, "unsent").await.unwrap();
+    assert_eq!(sums(&store, &run).await, (3, 0));
+    view.paused = false;
+    store.append(step(&run, lease, 1, vec![], vec![View::Run(view)])).await.unwrap();
+    assert_eq!(store.reserve(&run, ask(0, 1, "unsent", 10)).await.unwrap(), Reserve::Granted);
+    assert_eq!(store.mark_sent(&run, "unsent").await.unwrap(), Sending::Go);
+}
+
+/// Others must not wait for money that nobody will give back.
+pub async fn an_ended_fork_holds_no_money<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+    use Lifecycle::{Completed, Failed};
+    for (name, lifecycle) in [("completed", Completed), ("failed", Failed)] {
+        let store = make().await;
+        let (run, lease) = start(&store, name, 2).await;
+        for (fork, request) in [(0, "unsent"), (0, "sent"), (1, "other")] {
+            assert_eq!(store.reserve(&run, ask(fork, 1, request, 300)).await.unwrap(), Reserve::Granted);
+        }
+        store.mark_sent(&run, "sent").await.unwrap();
+        let mut view = fork_view(&run, 0, 1);
+        view.lifecycle = Lifecycle::Completing;
+        store.append(step(&run, lease, 1, vec![], vec![View::Fork(view.clone())])).await.unwrap();
+        assert_eq!(sums(&store, &run).await, (0, 900), "it has not ended yet");
+        view.lifecycle = lifecycle;
+        for _ in 0..2 {
+            store.append(step(&run, lease, 1, vec![], vec![View::Fork(view.clone())])).await.unwrap();
+            assert_eq!(sums(&store, &run).await, (300, 300));
+        }
+        // Whatever is left of it can't spend any more.
+        let current = Attempt(1);
+        assert_eq!(store.reserve(&run, ask(0, 1, "late", 1)).await.unwrap(), Reserve::Stale { current });
+        assert_eq!(store.mark_sent(&run, "unsent").await.unwrap(), Sending::Stale { current });
+        assert_eq!(store.mark_sent(&run, "other").await.unwrap(), Sending::Go);
+    }
 }

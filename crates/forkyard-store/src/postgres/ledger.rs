@@ -8,10 +8,10 @@ use forkyard_core::{Attempt, ForkNum, RunId};
 use sqlx::PgConnection;
 
 use super::batch::Tx;
-use super::log::{attempt, lock_run, run_number};
-use crate::codec::{fence, fork_num, int, no_fork, no_run, usd};
-use crate::reservation::{self, Change, Held, RELEASED, RESERVED, SENT, SETTLED};
-use crate::{Reserve, Result, StoreError};
+use super::log::{lock_run, run_number};
+use crate::codec::{fork_num, int, no_fork, no_run, usd};
+use crate::reservation::{self, Change, Held, Owner, RELEASED, RESERVED, SENT, SETTLED, Step};
+use crate::{Reserve, Result, Sending};
 
 async fn sums(conn: &mut PgConnection, n: i64) -> Result<Balance> {
     let (run, fork, spent, reserved): (Option<i64>, Option<i64>, i64, i64) =
@@ -54,13 +54,21 @@ async fn held(conn: &mut PgConnection, n: i64, request: &str) -> Result<Option<H
         .transpose()
 }
 
+async fn owner(conn: &mut PgConnection, n: i64, run: &RunId, fork: ForkNum) -> Result<Owner> {
+    let found: Option<(i64, bool)> =
+        sqlx::query_as("SELECT attempt, ended FROM forks WHERE run = $1 AND fork = $2")
+            .bind(n)
+            .bind(i64::from(fork))
+            .fetch_optional(conn)
+            .await?;
+    let (attempt, ended) = found.ok_or_else(|| no_fork(run, fork))?;
+    Ok(Owner { attempt: crate::codec::attempt(attempt)?, ended })
+}
+
 pub(super) async fn reserve(tx: &mut Tx<'_>, run: &RunId, ask: &Ask) -> Result<Reserve> {
     let row = lock_run(tx.conn, run).await?;
-    let current = attempt(tx.conn, row.n, ask.fork).await?.ok_or_else(|| no_fork(run, ask.fork))?;
-    match fence(ask.attempt, current) {
-        Ok(()) => {}
-        Err(StoreError::StaleAttempt { current, .. }) => return Ok(Reserve::Stale { current }),
-        Err(other) => return Err(other),
+    if let Some(current) = owner(tx.conn, row.n, run, ask.fork).await?.fences(ask.attempt)? {
+        return Ok(Reserve::Stale { current });
     }
     if row.paused {
         return Ok(Reserve::Paused);
@@ -111,9 +119,23 @@ async fn add(tx: &mut Tx<'_>, n: i64, fork: ForkNum, change: Change) -> Result<(
 }
 
 /// One step of a reservation, decided in [`reservation`].
-pub(super) async fn step(tx: &mut Tx<'_>, run: &RunId, request: &str, step: reservation::Step) -> Result<()> {
+pub(super) async fn step(tx: &mut Tx<'_>, run: &RunId, request: &str, step: Step) -> Result<()> {
     let n = lock_run(tx.conn, run).await?.n;
     let held = held(tx.conn, n, request).await?.ok_or_else(|| reservation::unknown(run, request))?;
+    write(tx, n, request, &held, step).await
+}
+
+pub(super) async fn mark_sent(tx: &mut Tx<'_>, run: &RunId, request: &str) -> Result<Sending> {
+    let row = lock_run(tx.conn, run).await?;
+    let held = held(tx.conn, row.n, request).await?.ok_or_else(|| reservation::unknown(run, request))?;
+    let sending = held.may_send(owner(tx.conn, row.n, run, held.fork).await?, row.paused)?;
+    if sending == Sending::Go {
+        write(tx, row.n, request, &held, Step::Sent).await?;
+    }
+    Ok(sending)
+}
+
+async fn write(tx: &mut Tx<'_>, n: i64, request: &str, held: &Held, step: Step) -> Result<()> {
     let Some((after, change)) = held.step(step, request)? else { return Ok(()) };
     sqlx::query("UPDATE reservations SET amount = $3, state = $4 WHERE run = $1 AND request = $2")
         .bind(n)
@@ -129,11 +151,11 @@ pub(super) async fn step(tx: &mut Tx<'_>, run: &RunId, request: &str, step: rese
     Ok(())
 }
 
-/// A newer attempt owns the fork: what the older left open is settled at its worst case, if it may have been sent, or free.
-pub(super) async fn close_before(tx: &mut Tx<'_>, n: i64, fork: ForkNum, attempt: Attempt) -> Result<()> {
+/// Attempts up to this one are over: what they left open is settled at its worst case, if it may have been sent, or free.
+pub(super) async fn close_up_to(tx: &mut Tx<'_>, n: i64, fork: ForkNum, attempt: Attempt) -> Result<()> {
     let (reserved, sent): (i64, i64) = sqlx::query_as(
         "SELECT coalesce(sum(amount), 0)::bigint, coalesce(sum(amount) FILTER (WHERE state = $4), 0)::bigint
-         FROM reservations WHERE run = $1 AND fork = $2 AND attempt < $3 AND state < 2",
+         FROM reservations WHERE run = $1 AND fork = $2 AND attempt <= $3 AND state < 2",
     )
     .bind(n)
     .bind(i64::from(fork))
@@ -143,7 +165,7 @@ pub(super) async fn close_before(tx: &mut Tx<'_>, n: i64, fork: ForkNum, attempt
     .await?;
     let closed = sqlx::query(
         "UPDATE reservations SET state = CASE state WHEN $4 THEN $5 ELSE $6 END
-         WHERE run = $1 AND fork = $2 AND attempt < $3 AND state < 2",
+         WHERE run = $1 AND fork = $2 AND attempt <= $3 AND state < 2",
     )
     .bind(n)
     .bind(i64::from(fork))

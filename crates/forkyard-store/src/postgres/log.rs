@@ -10,7 +10,7 @@ use super::batch::Tx;
 use super::ledger;
 use crate::codec::{
     EventRow, MAX_ANSWER_BYTES, MAX_POSITION, POSITION_BITS, Page, event_id, fence, id_range, int,
-    kind_range, no_fork, no_run, rows, run_id, source, stream_columns, uint,
+    kind_range, no_fork, no_run, over, rows, run_id, source, stream_columns, uint,
 };
 use crate::{
     Append, AppendJournal, Appended, CreateRun, Created, EventQuery, LeaseToken, NewEvent, Recorded, Result,
@@ -236,19 +236,20 @@ async fn write_fork(tx: &mut Tx<'_>, n: i64, view: &ForkView, text: &str) -> Res
         return Err(StoreError::StaleAttempt { mine: view.attempt, current });
     }
     sqlx::query(
-        "INSERT INTO forks (run, fork, attempt, view) VALUES ($1, $2, $3, $4)
-         ON CONFLICT (run, fork) DO UPDATE SET attempt = excluded.attempt, view = excluded.view",
+        "INSERT INTO forks (run, fork, attempt, ended, view) VALUES ($1, $2, $3, $4, $5)
+         ON CONFLICT (run, fork) DO UPDATE SET attempt = excluded.attempt, ended = excluded.ended, view = excluded.view",
     )
     .bind(n)
     .bind(i64::from(view.fork))
     .bind(i64::from(view.attempt.0))
+    .bind(view.lifecycle.is_ended())
     .bind(text)
     .execute(&mut *tx.conn)
     .await?;
-    if current.is_some_and(|current| view.attempt > current) {
-        ledger::close_before(tx, n, view.fork, view.attempt).await?;
+    match over(current, view) {
+        Some(last) => ledger::close_up_to(tx, n, view.fork, last).await,
+        None => Ok(()),
     }
-    Ok(())
 }
 
 pub(super) async fn write_sandbox(tx: &mut Tx<'_>, n: i64, view: &SandboxView, text: &str) -> Result<()> {

@@ -195,8 +195,11 @@ impl Ledger for PostgresStore {
         let of = run.clone();
         self.batches.write(run, move |tx| Box::pin(async move { ledger::reserve(tx, &of, &ask).await })).await
     }
-    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<()> {
-        self.step(run, request, Step::Sent).await
+    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<Sending> {
+        let (of, request) = (run.clone(), request.to_string());
+        self.batches
+            .write(run, move |tx| Box::pin(async move { ledger::mark_sent(tx, &of, &request).await }))
+            .await
     }
     async fn shrink(&self, run: &RunId, request: &str, worst: Usd) -> Result<()> {
         self.step(run, request, Step::Shrink(worst)).await

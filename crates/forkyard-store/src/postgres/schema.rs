@@ -3,7 +3,10 @@ use sqlx::{Connection, PgConnection, PgPool};
 use crate::{Result, StoreError};
 
 /// In order; never changed once released, only added to.
-const MIGRATIONS: &[&str] = &[include_str!("../../migrations/postgres/0001_start.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("../../migrations/postgres/0001_start.sql"),
+    include_str!("../../migrations/postgres/0002_ended_forks.sql"),
+];
 /// Any number that only Forkyard uses: processes that start at once migrate one after the other.
 const LOCK: i64 = 0x666f_726b_7961_7264;
 

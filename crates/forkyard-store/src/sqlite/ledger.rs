@@ -7,11 +7,11 @@ use forkyard_core::budget::{Ask, Balance, BudgetLimits, ForkBalance, Verdict};
 use forkyard_core::{Attempt, ForkNum, RunId};
 use rusqlite::{Connection, OptionalExtension, params};
 
-use super::log::{attempt, run_number, run_row};
+use super::log::{run_number, run_row};
 use super::writer::Tx;
-use crate::codec::{fence, fork_num, int, no_fork, no_run, usd};
-use crate::reservation::{self, Change, Held, RELEASED, RESERVED, SETTLED};
-use crate::{Reserve, Result, StoreError};
+use crate::codec::{fork_num, int, no_fork, no_run, usd};
+use crate::reservation::{self, Change, Held, Owner, RELEASED, RESERVED, SETTLED, Step};
+use crate::{Reserve, Result, Sending};
 
 fn sums(conn: &Connection, n: i64) -> Result<Balance> {
     Ok(conn
@@ -56,13 +56,19 @@ fn held(conn: &Connection, n: i64, request: &str) -> Result<Option<Held>> {
         .transpose()
 }
 
+fn owner(conn: &Connection, n: i64, run: &RunId, fork: ForkNum) -> Result<Owner> {
+    let (attempt, ended): (i64, bool) = conn
+        .prepare_cached("SELECT attempt, ended FROM forks WHERE run = ?1 AND fork = ?2")?
+        .query_row((n, fork), |r| Ok((r.get(0)?, r.get(1)?)))
+        .optional()?
+        .ok_or_else(|| no_fork(run, fork))?;
+    Ok(Owner { attempt: crate::codec::attempt(attempt)?, ended })
+}
+
 pub(super) fn reserve(tx: &Tx<'_>, run: &RunId, ask: &Ask) -> Result<Reserve> {
     let row = run_row(tx, run)?;
-    let current = attempt(tx, row.n, ask.fork)?.ok_or_else(|| no_fork(run, ask.fork))?;
-    match fence(ask.attempt, current) {
-        Ok(()) => {}
-        Err(StoreError::StaleAttempt { current, .. }) => return Ok(Reserve::Stale { current }),
-        Err(other) => return Err(other),
+    if let Some(current) = owner(tx, row.n, run, ask.fork)?.fences(ask.attempt)? {
+        return Ok(Reserve::Stale { current });
     }
     if row.paused {
         return Ok(Reserve::Paused);
@@ -101,9 +107,23 @@ fn add(tx: &Tx<'_>, n: i64, fork: ForkNum, change: Change) -> Result<()> {
 }
 
 /// One step of a reservation, decided in [`reservation`].
-pub(super) fn step(tx: &Tx<'_>, run: &RunId, request: &str, step: reservation::Step) -> Result<()> {
+pub(super) fn step(tx: &Tx<'_>, run: &RunId, request: &str, step: Step) -> Result<()> {
     let n = run_number(tx, run)?.ok_or_else(|| no_run(run))?;
     let held = held(tx, n, request)?.ok_or_else(|| reservation::unknown(run, request))?;
+    write(tx, n, run, request, &held, step)
+}
+
+pub(super) fn mark_sent(tx: &Tx<'_>, run: &RunId, request: &str) -> Result<Sending> {
+    let row = run_row(tx, run)?;
+    let held = held(tx, row.n, request)?.ok_or_else(|| reservation::unknown(run, request))?;
+    let sending = held.may_send(owner(tx, row.n, run, held.fork)?, row.paused)?;
+    if sending == Sending::Go {
+        write(tx, row.n, run, request, &held, Step::Sent)?;
+    }
+    Ok(sending)
+}
+
+fn write(tx: &Tx<'_>, n: i64, run: &RunId, request: &str, held: &Held, step: Step) -> Result<()> {
     let Some((after, change)) = held.step(step, request)? else { return Ok(()) };
     tx.prepare_cached("UPDATE reservations SET amount = ?3, state = ?4 WHERE run = ?1 AND request = ?2")?
         .execute(params![n, request, int(after.amount.0), reservation::column(after.state)])?;
@@ -114,18 +134,18 @@ pub(super) fn step(tx: &Tx<'_>, run: &RunId, request: &str, step: reservation::S
     Ok(())
 }
 
-/// A newer attempt owns the fork: what the older left open is settled at its worst case, if it may have been sent, or free.
-pub(super) fn close_before(tx: &Tx<'_>, n: i64, fork: ForkNum, attempt: Attempt) -> Result<()> {
+/// Attempts up to this one are over: what they left open is settled at its worst case, if it may have been sent, or free.
+pub(super) fn close_up_to(tx: &Tx<'_>, n: i64, fork: ForkNum, attempt: Attempt) -> Result<()> {
     let (reserved, sent): (i64, i64) = tx
         .prepare_cached(
             "SELECT coalesce(sum(amount), 0), coalesce(sum(amount) FILTER (WHERE state = 1), 0)
-             FROM reservations WHERE run = ?1 AND fork = ?2 AND attempt < ?3 AND state < 2",
+             FROM reservations WHERE run = ?1 AND fork = ?2 AND attempt <= ?3 AND state < 2",
         )?
         .query_row((n, fork, attempt.0), |r| Ok((r.get(0)?, r.get(1)?)))?;
     let closed = tx
         .prepare_cached(
             "UPDATE reservations SET state = CASE state WHEN 1 THEN ?4 ELSE ?5 END
-             WHERE run = ?1 AND fork = ?2 AND attempt < ?3 AND state < 2",
+             WHERE run = ?1 AND fork = ?2 AND attempt <= ?3 AND state < 2",
         )?
         .execute((n, fork, attempt.0, SETTLED, RELEASED))?;
     if closed > 0 {

@@ -9,7 +9,7 @@ use super::ledger;
 use super::writer::Tx;
 use crate::codec::{
     EventRow, MAX_ANSWER_BYTES, MAX_POSITION, Page, event_id, fence, id_range, int, kind_range, no_fork,
-    no_run, rows, run_id, source, stream_columns, uint,
+    no_run, over, rows, run_id, source, stream_columns, uint,
 };
 use crate::{
     Append, AppendJournal, Appended, CreateRun, Created, EventQuery, LeaseToken, NewEvent, Recorded, Result,
@@ -208,23 +208,28 @@ fn write_run(tx: &Tx<'_>, n: i64, view: &RunView, text: &str) -> Result<()> {
 }
 
 fn write_fork(tx: &Tx<'_>, n: i64, view: &ForkView, text: &str) -> Result<()> {
-    match attempt(tx, n, view.fork)? {
+    let before = attempt(tx, n, view.fork)?;
+    match before {
         None => {
-            tx.prepare_cached("INSERT INTO forks (run, fork, attempt, view) VALUES (?1, ?2, ?3, ?4)")?
-                .execute(params![n, view.fork, view.attempt.0, text])?;
+            tx.prepare_cached(
+                "INSERT INTO forks (run, fork, attempt, ended, view) VALUES (?1, ?2, ?3, ?4, ?5)",
+            )?
+            .execute(params![n, view.fork, view.attempt.0, view.lifecycle.is_ended(), text])?;
         }
         Some(current) if view.attempt < current => {
             return Err(StoreError::StaleAttempt { mine: view.attempt, current });
         }
-        Some(current) => {
-            tx.prepare_cached("UPDATE forks SET attempt = ?3, view = ?4 WHERE run = ?1 AND fork = ?2")?
-                .execute(params![n, view.fork, view.attempt.0, text])?;
-            if view.attempt > current {
-                ledger::close_before(tx, n, view.fork, view.attempt)?;
-            }
+        Some(_) => {
+            tx.prepare_cached(
+                "UPDATE forks SET attempt = ?3, ended = ?4, view = ?5 WHERE run = ?1 AND fork = ?2",
+            )?
+            .execute(params![n, view.fork, view.attempt.0, view.lifecycle.is_ended(), text])?;
         }
     }
-    Ok(())
+    match over(before, view) {
+        Some(last) => ledger::close_up_to(tx, n, view.fork, last),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn write_sandbox(tx: &Tx<'_>, n: i64, view: &SandboxView, text: &str) -> Result<()> {

@@ -176,8 +176,9 @@ impl Ledger for SqliteStore {
         let run = run.clone();
         self.writer.write(move |tx| ledger::reserve(tx, &run, &ask)).await
     }
-    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<()> {
-        self.step(run, request, Step::Sent).await
+    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<Sending> {
+        let (run, request) = (run.clone(), request.to_string());
+        self.writer.write(move |tx| ledger::mark_sent(tx, &run, &request)).await
     }
     async fn shrink(&self, run: &RunId, request: &str, worst: Usd) -> Result<()> {
         self.step(run, request, Step::Shrink(worst)).await

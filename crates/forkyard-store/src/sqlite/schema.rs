@@ -9,7 +9,10 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
 use crate::{Result, StoreError};
 
 /// In order; never changed once released, only added to.
-const MIGRATIONS: &[&str] = &[include_str!("../../migrations/sqlite/0001_start.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("../../migrations/sqlite/0001_start.sql"),
+    include_str!("../../migrations/sqlite/0002_ended_forks.sql"),
+];
 
 /// How long a statement waits for another process's lock before it fails as unavailable.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);

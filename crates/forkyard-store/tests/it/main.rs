@@ -1,5 +1,6 @@
 mod child;
 mod faults;
+mod memory;
 mod postgres;
 mod processes;
 mod sqlite;

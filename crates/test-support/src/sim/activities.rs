@@ -10,7 +10,7 @@ use forkyard_core::view::DiffStat;
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, SnapshotId, Timestamp, Usd};
 use forkyard_engine::activity::{Activities, Job};
 use forkyard_engine::sweep::{Found, Yard};
-use forkyard_store::{AppendJournal, NewEvent, Reserve, Source, Store, StoreError};
+use forkyard_store::{AppendJournal, NewEvent, Reserve, Sending, Source, Store, StoreError};
 
 use super::Bug;
 use super::process::Proc;
@@ -168,10 +168,16 @@ impl SimActivities {
         while turn < TURNS {
             job.heartbeat.beat();
             let request = format!("f{fork}a{}t{turn}", job.attempt);
-            loop {
+            'sent: loop {
                 let ask = Ask { fork, attempt: job.attempt, request: request.clone(), worst: WORST };
                 match self.store.reserve(&job.run, ask).await.map_err(lost)? {
-                    Reserve::Granted => break,
+                    Reserve::Granted => match self.store.mark_sent(&job.run, &request).await.map_err(lost)? {
+                        Sending::Go => break 'sent,
+                        Sending::Stale { .. } => return Err(fail(ErrorClass::Permanent, "stale")),
+                        Sending::Paused => {
+                            self.store.release_reservation(&job.run, &request).await.map_err(lost)?;
+                        }
+                    },
                     Reserve::Stale { .. } => return Err(fail(ErrorClass::Permanent, "stale")),
                     Reserve::Short { outstanding: false, .. } => {
                         return Ok(self.report(AgentStop::BudgetExceeded, turn));
@@ -187,7 +193,6 @@ impl SimActivities {
                     }
                 }
             }
-            self.store.mark_sent(&job.run, &request).await.map_err(lost)?;
             self.proc.gate().await;
             // The model bills, whatever becomes of its answer.
             let cost = Usd(1 + self.world.below(WORST.0));

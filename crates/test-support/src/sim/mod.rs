@@ -7,6 +7,7 @@
 
 mod activities;
 mod check;
+pub mod files;
 mod process;
 mod scenario;
 mod store;
@@ -37,17 +38,25 @@ pub enum Bug {
     LeakedSandbox,
     OverspentBudget,
     StaleAttempt,
+    SentWhilePaused,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 5] =
-        [Bug::LostEvent, Bug::DoubleEffect, Bug::LeakedSandbox, Bug::OverspentBudget, Bug::StaleAttempt];
+    pub const ALL: [Bug; 6] = [
+        Bug::LostEvent,
+        Bug::DoubleEffect,
+        Bug::LeakedSandbox,
+        Bug::OverspentBudget,
+        Bug::StaleAttempt,
+        Bug::SentWhilePaused,
+    ];
 
     fn in_store(self) -> Option<StoreBug> {
         match self {
             Bug::LostEvent => Some(StoreBug::LosesEvents),
             Bug::OverspentBudget => Some(StoreBug::Overspends),
             Bug::StaleAttempt => Some(StoreBug::AcceptsStaleAttempts),
+            Bug::SentWhilePaused => Some(StoreBug::SendsWhilePaused),
             Bug::DoubleEffect | Bug::LeakedSandbox => None,
         }
     }

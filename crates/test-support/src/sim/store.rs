@@ -177,9 +177,14 @@ impl Ledger for SimStore {
         self.enter().await?;
         self.mem.reserve(run, ask).await
     }
-    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<()> {
+    async fn mark_sent(&self, run: &RunId, request: &str) -> Result<Sending> {
         self.enter().await?;
-        self.mem.mark_sent(run, request).await
+        let sending = self.mem.mark_sent(run, request).await?;
+        if sending == Sending::Go && self.mem.run(run).await?.is_some_and(|v| v.paused) {
+            self.world.violation(format!("request {request} of {run} was sent while paused"));
+        }
+        self.leave(false).await?;
+        Ok(sending)
     }
     async fn shrink(&self, run: &RunId, request: &str, worst: Usd) -> Result<()> {
         self.enter().await?;
