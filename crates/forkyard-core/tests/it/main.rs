@@ -1,4 +1,5 @@
 mod fork;
 mod harness;
+mod old_logs;
 mod random;
 mod run;
