@@ -18,12 +18,12 @@ pub fn stored<E: serde::Serialize>(at: Timestamp, e: &E, sandbox: Option<&Sandbo
 async fn read_all(store: &dyn Store, stream: &StreamId) -> Result<Vec<Recorded>, EngineError> {
     let mut all: Vec<Recorded> = vec![];
     loop {
+        // Large events make short pages: only an empty one is the end.
         let page = store.read_stream(stream, all.len() as u64, PAGE).await?;
-        let last = page.len() < PAGE;
-        all.extend(page);
-        if last {
+        if page.is_empty() {
             return Ok(all);
         }
+        all.extend(page);
     }
 }
 

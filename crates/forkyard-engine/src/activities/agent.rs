@@ -200,13 +200,10 @@ async fn read(store: &dyn Store, run: &RunId, fork: ForkNum) -> Result<Vec<Journ
         .collect()
 }
 
+/// The last full one that still holds.
 fn checkpoint_in(entries: &[JournalEntry]) -> Option<(SnapshotId, u64)> {
-    entries.iter().rev().find_map(|e| match &e.event {
-        AgentEvent::CheckpointCreated { position, checkpoint, .. } => {
-            checkpoint.snapshot.clone().map(|s| (s, *position))
-        }
-        _ => None,
-    })
+    let held = forkyard_agent::checkpoints(entries);
+    held.into_iter().rev().find_map(|(position, c)| c.snapshot.clone().map(|s| (s, position)))
 }
 
 /// The last full checkpoint of a fork, and the journal position that it belongs to.

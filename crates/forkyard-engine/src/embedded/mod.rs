@@ -20,6 +20,7 @@ use forkyard_store::{
     CreateRun, Created, MessageId, NewCommand, NewMessage, Process, ProcessKind, Store, StoreError,
 };
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::activity::Activities;
@@ -125,10 +126,14 @@ impl Embedded {
         let mut driving: JoinSet<()> = JoinSet::new();
         let mut watch = self.0.store.watch(None);
         let process = Process { id: self.0.config.owner.clone(), host: self.0.config.host.clone(), kind };
+        let mut announced: Option<Instant> = None;
         loop {
-            // Both are tried again soon: a store that is away comes back.
-            if let Err(e) = self.0.store.announce(&process, SCAN_EVERY * 5).await {
-                tracing::warn!("could not announce this process: {e}");
+            // Both are tried again soon: a store that is away comes back. Not at every change: it is a write of its own.
+            if announced.is_none_or(|at| at.elapsed() >= SCAN_EVERY) {
+                match self.0.store.announce(&process, SCAN_EVERY * 5).await {
+                    Ok(()) => announced = Some(Instant::now()),
+                    Err(e) => tracing::warn!("could not announce this process: {e}"),
+                }
             }
             match self.0.store.claimable(CLAIM_BATCH).await {
                 Ok(runs) => {
