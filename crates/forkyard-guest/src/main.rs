@@ -2,6 +2,7 @@
 //!
 //! - `forkyard-guest zygote FD`: what local sandboxes are cloned from; FD is its command socket. A clone sets up its
 //!   namespaces, gives everything up and serves as pid 1.
+//! - `forkyard-guest trees FD`: answers one question about folders of the host with mounts of them.
 //! - `forkyard-guest serve SOCKET`: pid 1 of a container; configuration comes from the environment variable `FORKYARD_GUEST`.
 //! - `forkyard-guest probe`: the attack suite's attempts, from inside.
 //! - `forkyard-guest connect SOCKET`: carries the protocol between its own stdio and the socket of `serve`.
@@ -18,6 +19,7 @@ fn main() -> std::process::ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.get(1..).unwrap_or_default() {
         ["zygote", commands] => local::run(commands),
+        ["trees", answer] => local::trees(answer),
         ["serve", socket] => serve::container(socket),
         ["connect", socket] => relay::run(socket),
         ["probe"] => probe::run(),

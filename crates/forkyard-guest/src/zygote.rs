@@ -39,9 +39,9 @@ pub struct SkeletonFile {
 pub enum Ask {
     /// Descriptors: setup channel (SEQPACKET, gets one [`Ready`]), control connection, listening control socket, then the
     /// `tasks` or `cgroup.procs` files to join, then (if `oom_events`) the file with the kernel's count of memory kills,
-    /// then one descriptor per volume.
+    /// then the directory's mount (if the root has one), then one mount per volume.
     Sandbox(Box<SandboxAsk>),
-    /// Descriptors: result channel, user and mount namespace. Puts a new root under a quiet sandbox.
+    /// Descriptors: result channel, user and mount namespace, the directory's mount (if the root has one). Puts a new root under a quiet sandbox.
     Restack { root: RootAsk },
     /// Descriptors: result channel. Work on files of sandboxes, with rights over whatever modes they gave themselves.
     Work(Work),
@@ -61,7 +61,6 @@ pub struct SandboxAsk {
     pub proxy_port: Option<u16>,
     /// Enforced by the guest because the machine can't.
     pub watch: Watch,
-    pub volumes: Vec<VolumeAsk>,
 }
 
 /// Paths are relative to the state folder.
@@ -75,14 +74,41 @@ pub struct RootAsk {
     pub lower: Vec<String>,
     /// The generated skeleton and the host's trees; else the layers are all there is.
     pub host_trees: bool,
+    /// Below all layers lies a directory of the host, whose mount comes as the first descriptor of its own.
+    pub directory: bool,
+    /// Where volumes are inside; their mounts come as descriptors.
+    pub volumes: Vec<String>,
     /// Where the guest may put what commands wrote, outside of the layers.
     pub spool: String,
 }
 
+/// To a process of its own: which folders of the host a sandbox gets.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct VolumeAsk {
+pub struct TreesAsk {
+    pub trees: Vec<Tree>,
+    /// As root: the id that the sandboxes have outside.
+    pub shown_as: Option<u32>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Tree {
+    /// Canonical: no part is a link.
     pub path: String,
     pub writable: bool,
+    /// With what is mounted below it.
+    pub below: bool,
+}
+
+/// Descriptors: a detached mount for each, in order.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "trees", rename_all = "snake_case")]
+pub enum TreesAnswer {
+    Done,
+    /// The path, or the step that is needed for all of them.
+    Failed {
+        path: String,
+        errno: i32,
+    },
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]

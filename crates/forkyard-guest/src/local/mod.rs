@@ -1,9 +1,10 @@
 //! The zygote: one process with one thread, started once with an empty environment, so that no secret of its parent is in the
-//! memory that sandboxes inherit. It lives in a user and mount namespace of its own with a small root (`/skel`, `/bind`,
-//! `/dev`, `/proc`, `/state`, `/new`), which makes a clone cheap however many mounts the host has.
+//! memory that sandboxes inherit. It lives in a user and mount namespace of its own with a small root (`/skel`, `/extra`,
+//! `/bind`, `/dev`, `/proc`, `/state`, `/new`, `/lower`), which makes a clone cheap however many mounts the host has.
 
 mod setup;
 mod skeleton;
+mod trees;
 mod work;
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -17,6 +18,8 @@ use crate::sys::process::{
     Cloned, become_id, clone_with, exit_now, ignore_children, map_id, set_dumpable, unshare,
 };
 use crate::sys::{Failure, Result, Step, seccomp, socket};
+
+pub use trees::run as trees;
 
 /// The new root is built on this directory, because every machine has it; what it hides was cloned before.
 const BUILD_AT: &str = "/usr";
@@ -134,7 +137,7 @@ fn enter(start: &Start) -> Result<Vec<BoundTree>> {
     let base = tmpfs("64m").step("tmpfs")?;
     attach(base, BUILD_AT).step("tmpfs")?;
     let at = |name: &str| format!("{BUILD_AT}/{name}");
-    for dir in ["skel", "bind", "proc", "dev", "state", "new"] {
+    for dir in ["skel", "bind", "proc", "dev", "state", "new", "extra", "lower"] {
         std::fs::create_dir(at(dir)).step(dir)?;
     }
     attach(proc, &at("proc")).step("proc")?; // a fully visible /proc must stay, or no new one may be mounted
@@ -142,6 +145,7 @@ fn enter(start: &Start) -> Result<Vec<BoundTree>> {
     attach(dev, &at("dev")).step("dev")?;
     skeleton::build_dev(&at("dev"))?;
     skeleton::build(&at("skel"), &files)?;
+    skeleton::add_files(&at("extra"), &files)?;
     let mut bound = Vec::new();
     let read_only = MountAttrFlags::MOUNT_ATTR_RDONLY
         | MountAttrFlags::MOUNT_ATTR_NOSUID

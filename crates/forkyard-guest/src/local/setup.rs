@@ -24,16 +24,22 @@ const OOM_SCORE: &str = "500";
 /// Descriptors of the setup: the pieces of the message, in order.
 const FIXED_FDS: usize = 3;
 
+/// Folders that every root has.
+const OWN_DIRS: [&str; 5] = ["proc", "dev", "tmp", "workspace", "home/user"];
+
 /// Does not return: the clone is the sandbox's pid 1.
 pub fn sandbox(ask: SandboxAsk, mut fds: Vec<OwnedFd>, binds: &[BoundTree], filter: &[sock_filter]) {
-    if fds.len() < FIXED_FDS + ask.cgroups + usize::from(ask.oom_events) {
+    let (root, oom) = (&ask.root, usize::from(ask.oom_events));
+    if fds.len() != FIXED_FDS + ask.cgroups + oom + usize::from(root.directory) + root.volumes.len() {
         return;
     }
     let mut rest = fds.split_off(FIXED_FDS);
     let (Some(listener), Some(control), Some(ready)) = (fds.pop(), fds.pop(), fds.pop()) else { return };
-    let more = rest.split_off(ask.cgroups);
-    let (cgroups, oom_events) = (rest, more.into_iter().next());
-    match setup(&ask, &cgroups, binds, filter) {
+    let mut more = rest.split_off(ask.cgroups);
+    let mut trees = more.split_off(oom);
+    let (cgroups, oom_events) = (rest, more.pop());
+    let volumes = trees.split_off(usize::from(root.directory));
+    match setup(&ask, &cgroups, trees.pop(), volumes, binds, filter) {
         Ok(Inside { proxy, spool, upper }) => {
             let layers = [
                 "userns", "mntns", "pidns", "ipcns", "utsns", "netns", "cgroupns", "overlay", "nocaps",
@@ -90,6 +96,8 @@ fn open_dir(path: &str) -> rustix::io::Result<OwnedFd> {
 fn setup(
     ask: &SandboxAsk,
     cgroups: &[OwnedFd],
+    directory: Option<OwnedFd>,
+    volumes: Vec<OwnedFd>,
     binds: &[BoundTree],
     filter: &[sock_filter],
 ) -> Result<Inside> {
@@ -105,7 +113,18 @@ fn setup(
     let upper = open_dir(&format!("/state/{}", ask.root.upper)).step("upper layer")?;
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
 
-    attach(root_overlay(&ask.root)?, "/new").step("root")?;
+    if !ask.root.host_trees {
+        // In the layer itself, where these folders are ours whoever owns those of an image or directory below. What can't be
+        // made here is made through the overlay, or fails there.
+        for dir in OWN_DIRS {
+            let _ = make_below(upper.as_fd(), dir);
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        if let Ok(tmp) = rustix::fs::openat(&upper, "tmp", flags, Mode::empty()) {
+            let _ = rustix::fs::fchmod(&tmp, Mode::from_raw_mode(0o1777));
+        }
+    }
+    attach(root_overlay(&ask.root, directory)?, "/new").step("root")?;
     let root = rustix::fs::open("/new", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .step("root")?;
     if ask.root.host_trees {
@@ -114,9 +133,13 @@ fn setup(
             attach_below(tree.as_fd(), root.as_fd(), &bind.path).step("bind")?;
         }
     } else {
-        for dir in ["proc", "dev", "tmp", "workspace", "home/user"] {
+        for dir in OWN_DIRS {
             make_below(root.as_fd(), dir)?;
         }
+    }
+    for (path, volume) in ask.root.volumes.iter().zip(volumes) {
+        make_below(root.as_fd(), path)?;
+        attach_below(volume.as_fd(), root.as_fd(), path).step("volume")?;
     }
     let place = |mount: OwnedFd, path: &str| attach_below(mount.as_fd(), root.as_fd(), path).step(path);
     place(new_fs("proc", &[], LOCKED_DOWN).step("proc")?, "proc")?;
@@ -144,18 +167,23 @@ fn setup(
 }
 
 /// The sandbox's root as a detached mount: upper over its layers over the skeleton.
-fn root_overlay(root: &RootAsk) -> Result<OwnedFd> {
+///
+/// A directory of the host is attached at `/lower` to have a path: only for a process with a mount namespace of its own.
+fn root_overlay(root: &RootAsk, directory: Option<OwnedFd>) -> Result<OwnedFd> {
     let mut lower: Vec<String> = root.lower.iter().map(|layer| format!("/state/{layer}")).collect();
-    if root.host_trees || lower.is_empty() {
-        lower.push("/skel".into());
+    if let Some(directory) = directory {
+        attach(directory, "/lower").step("directory")?;
+        lower.push("/lower".into());
     }
+    // The provider's files are below an image's own: it is the variables that lead to them.
+    lower.push(if root.host_trees { "/skel" } else { "/extra" }.into());
     overlay(&format!("/state/{}", root.upper), &format!("/state/{}", root.work), &lower).step("overlay")
 }
 
 /// A directory in an image's root, for something to be mounted on. Links on the way are refused.
 fn make_below(root: BorrowedFd<'_>, path: &str) -> Result<()> {
     let mut dir = rustix::io::dup(root).step("mount point")?;
-    for part in path.split('/') {
+    for part in path.split('/').filter(|part| !part.is_empty()) {
         match rustix::fs::mkdirat(&dir, part, Mode::from_raw_mode(0o755)) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(e) => return Err(e).step("mount point"),
@@ -171,9 +199,14 @@ fn make_below(root: BorrowedFd<'_>, path: &str) -> Result<()> {
 /// moves every process whose root is the old one, which is the guest alone: the sandbox is quiet. The namespaces come from
 /// the guest as descriptors, since it can't be looked into from outside.
 pub fn restack(root: &RootAsk, fds: Vec<OwnedFd>, binds: &[BoundTree]) {
-    let Ok([result, user, mount]) = <[OwnedFd; 3]>::try_from(fds) else { return };
-    let swap = || -> Result<()> {
-        let new = root_overlay(root)?;
+    let mut fds = fds.into_iter();
+    let (Some(result), Some(user), Some(mount)) = (fds.next(), fds.next(), fds.next()) else { return };
+    let mut swap = || -> Result<()> {
+        let directory = fds.next();
+        if directory.is_some() {
+            unshare(libc::CLONE_NEWNS).step("mount namespace")?; // the zygote's own is shared
+        }
+        let new = root_overlay(root, directory)?;
         rustix::thread::move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))
             .step("enter user namespace")?;
         rustix::thread::move_into_link_name_space(mount.as_fd(), Some(LinkNameSpaceType::Mount))
@@ -187,14 +220,26 @@ pub fn restack(root: &RootAsk, fds: Vec<OwnedFd>, binds: &[BoundTree]) {
                 trees.push((bind.path.as_str(), clone_tree(&bind.path, true).step("bind")?));
             }
         }
+        for path in &root.volumes {
+            trees.push((path.as_str(), clone_tree(path, true).step("volume")?));
+        }
         // On /dev, because the sandbox can neither remove nor rename it.
         let below = rustix::io::dup(new.as_fd()).step("root")?;
         attach(new, "/dev").step("new root")?;
-        for (path, tree) in trees {
-            attach_below(tree.as_fd(), below.as_fd(), path).step(path)?;
-        }
-        rustix::process::fchdir(below.as_fd()).step("chdir")?;
-        pivot_here().step("pivot_root")
+        let fill = || -> Result<()> {
+            for (path, tree) in trees {
+                if root.volumes.iter().any(|volume| volume == path) {
+                    make_below(below.as_fd(), path)?;
+                }
+                attach_below(tree.as_fd(), below.as_fd(), path).step(path)?;
+            }
+            rustix::process::fchdir(below.as_fd()).step("chdir")?;
+            pivot_here().step("pivot_root")
+        };
+        fill().inspect_err(|_| {
+            // The old root goes on: what lies on its /dev must go.
+            let _ = rustix::mount::unmount("/dev", rustix::mount::UnmountFlags::DETACH);
+        })
     };
     let outcome = match swap() {
         Ok(()) => WorkResult::Done { bytes: 0, entries: 0 },

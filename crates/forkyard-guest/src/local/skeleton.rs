@@ -139,6 +139,11 @@ pub fn build(dir: &str, files: &[Extra]) -> Result<()> {
             symlink(target, format!("{dir}/{name}")).step("skeleton link")?;
         }
     }
+    add_files(dir, files)
+}
+
+/// The provider's own files alone: all that a root which is not ours gets.
+pub fn add_files(dir: &str, files: &[Extra]) -> Result<()> {
     for file in files {
         let path = format!("{dir}/{}", file.path.trim_start_matches('/'));
         if let Some(parent) = Path::new(&path).parent() {

@@ -51,6 +51,17 @@ pub fn attach_below(mount: BorrowedFd<'_>, root: BorrowedFd<'_>, path: &str) -> 
     move_mount(mount, "", target, "", flags)
 }
 
+/// Shows the files of a detached mount with the ids that `namespace` gives them.
+pub fn map_owner(mount: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> Result<()> {
+    let attr = MountAttr {
+        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: namespace.as_raw_fd() as u64,
+    };
+    mount_setattr(mount, &attr, false)
+}
+
 #[repr(C)]
 struct MountAttr {
     attr_set: u64,
@@ -63,6 +74,10 @@ struct MountAttr {
 pub fn set_attributes(mount: BorrowedFd<'_>, set: MountAttrFlags, recursive: bool) -> Result<()> {
     let attr =
         MountAttr { attr_set: set.bits().into(), attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
+    mount_setattr(mount, &attr, recursive)
+}
+
+fn mount_setattr(mount: BorrowedFd<'_>, attr: &MountAttr, recursive: bool) -> Result<()> {
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the path is a static C string, `attr` lives across the call and its size is the one passed.
     let result = unsafe {
@@ -71,7 +86,7 @@ pub fn set_attributes(mount: BorrowedFd<'_>, set: MountAttrFlags, recursive: boo
             mount.as_raw_fd(),
             c"".as_ptr(),
             flags,
-            &raw const attr,
+            std::ptr::from_ref(attr),
             size_of::<MountAttr>(),
         )
     };

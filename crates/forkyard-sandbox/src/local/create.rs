@@ -15,7 +15,7 @@ use super::link::{self, SocketPath};
 use super::sandbox::LocalSandbox;
 use super::state::{self, Meta};
 use super::zygote::unavailable;
-use super::{Inner, no_egress, status};
+use super::{Inner, host_dirs, no_egress, status};
 use crate::guest_client::GuestClient;
 use crate::{
     Achieved, EgressHandle, ErrorKind, LimitMeans, Limits, NetworkMode, PROXY_ADDRESS, Result, Root, Sandbox,
@@ -78,11 +78,6 @@ fn check(spec: &SandboxSpec) -> Result<()> {
     if spec.env.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>() > MAX_ENV_BYTES {
         return Err(invalid("env: more than 64 KiB"));
     }
-    if !spec.volumes.is_empty() {
-        let message = "volumes: not yet possible with the local provider";
-        return Err(SandboxError::new(ErrorKind::Unsupported, message)
-            .hint("copy files in, or use the docker provider"));
-    }
     Ok(())
 }
 
@@ -131,6 +126,13 @@ fn refuse_weak(achieved: &Achieved) -> Result<()> {
     }
 }
 
+/// What a root starts from.
+struct Start {
+    lower: Vec<String>,
+    host_trees: bool,
+    directory: Option<String>,
+}
+
 /// What is written down of a spec: secrets stay with whoever gave them.
 fn without_secrets(spec: &SandboxSpec) -> SandboxSpec {
     let mut spec = spec.clone();
@@ -165,7 +167,8 @@ impl Inner {
         if dir.exists() {
             self.end(id, None).await?; // its maker did not live to finish it
         }
-        let (lower, host_trees) = self.root_layers(id, &spec.root)?;
+        let volumes = host_dirs::check_volumes(&spec.volumes, &self.state.root)?;
+        let Start { lower, host_trees, directory } = self.root_layers(id, &spec.root)?;
         let meta = Meta {
             format: state::format(),
             id: id.clone(),
@@ -175,13 +178,14 @@ impl Inner {
             achieved: achieved(spec, Enforced::default()),
             created_at: state::now(),
             deadline: state::now() + spec.lifetime.0,
-            spec: without_secrets(spec),
+            spec: SandboxSpec { volumes, ..without_secrets(spec) },
             pid: 0,
             born: 0,
             cgroups: Vec::new(),
             lower,
             upper: 0,
             host_trees,
+            directory,
             stopped: false,
             paused: false,
         };
@@ -227,9 +231,13 @@ impl Inner {
     }
 
     /// The layers below a new sandbox; it is a user of each from now on.
-    fn root_layers(&self, id: &SandboxId, root: &Root) -> Result<(Vec<String>, bool)> {
+    fn root_layers(&self, id: &SandboxId, root: &Root) -> Result<Start> {
         match root {
-            Root::Default => Ok((Vec::new(), true)),
+            Root::Default => Ok(Start { lower: Vec::new(), host_trees: true, directory: None }),
+            Root::Directory(path) => {
+                let directory = Some(host_dirs::check_directory(path, &self.state.root)?);
+                Ok(Start { lower: Vec::new(), host_trees: false, directory })
+            }
             Root::Snapshot(snapshot) => {
                 let gone =
                     || SandboxError::new(ErrorKind::NotFound, format!("there is no snapshot {snapshot}"));
@@ -239,10 +247,10 @@ impl Inner {
                         return Err(gone());
                     }
                 }
-                Ok((meta.layers, meta.host_trees))
+                Ok(Start { lower: meta.layers, host_trees: meta.host_trees, directory: meta.directory })
             }
-            Root::Directory(_) | Root::Image(_) => {
-                let message = "root: directories and images are not yet possible with the local provider";
+            Root::Image(_) => {
+                let message = "root: images are not yet possible with the local provider";
                 Err(SandboxError::new(ErrorKind::Unsupported, message)
                     .hint("use the default root or a snapshot"))
             }
@@ -258,6 +266,8 @@ impl Inner {
             work: format!("sandboxes/{id}/work{n}"),
             lower: meta.lower.iter().map(|layer| format!("layers/{layer}/fs")).collect(),
             host_trees: meta.host_trees,
+            directory: meta.directory.is_some(),
+            volumes: meta.spec.volumes.iter().map(|volume| volume.path.clone()).collect(),
             spool: format!("sandboxes/{id}/spool"),
         }
     }
@@ -314,11 +324,11 @@ impl Inner {
                     cpus: (achieved.cpu == LimitMeans::Watchdog).then_some(meta.limits.cpus),
                     disk_bytes: watch(achieved.disk, meta.limits.disk_bytes),
                 },
-                volumes: Vec::new(),
             }));
             let mut fds: Vec<OwnedFd> = vec![theirs.into(), listener.into()];
             fds.extend(joins);
             fds.extend(oom_events);
+            fds.extend(self.host_dirs(&meta).await?);
             let cloned = zygote.sandbox(ask, fds).await?;
             meta.pid = cloned.pid;
             meta.born = link::born(cloned.pid).unwrap_or(0);

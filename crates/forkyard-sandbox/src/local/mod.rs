@@ -9,6 +9,7 @@ mod create;
 mod detect;
 mod doctor;
 mod fd;
+mod host_dirs;
 mod link;
 mod sandbox;
 mod snapshot;
@@ -260,7 +261,7 @@ impl Provider for LocalProvider {
             pause: true,
             start_stop: true,
             pty: true,
-            volumes: false,
+            volumes: true,
             network_modes,
             snapshots_travel: false,
         }

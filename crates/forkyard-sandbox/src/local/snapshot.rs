@@ -83,7 +83,7 @@ impl LocalSandbox {
             created_at: state::now(),
             bytes: None,
         };
-        inner.keep_snapshot(info, layers, meta.host_trees)
+        inner.keep_snapshot(info, layers, meta.host_trees, meta.directory)
     }
 }
 
@@ -94,13 +94,14 @@ impl Inner {
         info: SnapshotInfo,
         layers: Vec<String>,
         host_trees: bool,
+        directory: Option<String>,
     ) -> Result<SnapshotInfo> {
         for layer in &layers {
             if !self.state.add_ref(layer, &format!("snapshot.{}", info.id))? {
                 return Err(unavailable(format!("layer {layer} is gone")));
             }
         }
-        let meta = SnapshotMeta { format: state::format(), info, layers, host_trees };
+        let meta = SnapshotMeta { format: state::format(), info, layers, host_trees, directory };
         self.state.save_snapshot(&meta)?;
         Ok(meta.info)
     }
@@ -133,10 +134,12 @@ impl Inner {
             if next.lower.len() > MAX_DEPTH {
                 next.lower = vec![self.merge(&next, &user).await?];
             }
-            let namespaces = link::descriptors(&meta.id, &dir, meta.attempt, Descriptors::Namespaces).await?;
+            let mut descriptors =
+                link::descriptors(&meta.id, &dir, meta.attempt, Descriptors::Namespaces).await?;
             self.state.save(&next)?;
             let ask = Ask::Restack { root: self.root_ask(&next) };
-            self.zygote().await?.restack(ask, namespaces).await
+            descriptors.extend(self.directory(&next).await?);
+            self.zygote().await?.restack(ask, descriptors).await
         };
         if let Err(e) = swap.await {
             let _ = std::fs::rename(&sealed, &live);
@@ -222,6 +225,11 @@ impl Inner {
         let gone = || SandboxError::new(ErrorKind::NotFound, format!("there is no snapshot {id}"));
         let _lock = self.state.lock(&format!("snapshot.{id}")).await?;
         let meta = self.state.load_snapshot(id)?.ok_or_else(gone)?;
+        if let Some(directory) = &meta.directory {
+            let message = format!("snapshot {id} lies on {directory}, which no archive holds");
+            return Err(SandboxError::new(ErrorKind::Unsupported, message)
+                .hint("start from the default root or an image"));
+        }
         let failed = |e: std::io::Error| state::io_error(to, &e);
         let temporary = to.with_extension(format!("part{:x}", state::unique()));
         let mut file = std::fs::File::create_new(&temporary).map_err(failed)?;
@@ -293,7 +301,7 @@ impl Inner {
             created_at: state::now(),
             bytes: None,
         };
-        self.keep_snapshot(info, layers, header.host_trees)
+        self.keep_snapshot(info, layers, header.host_trees, None)
     }
 
     /// The sandbox's own folders, ready to be mounted again: as they were meant to be after a crash in the middle of a seal,

@@ -48,6 +48,9 @@ pub struct Meta {
     /// Number of the live layer; grows with every snapshot.
     pub upper: u32,
     pub host_trees: bool,
+    /// A directory of the host below all layers.
+    #[serde(default)]
+    pub directory: Option<String>,
     pub stopped: bool,
     pub paused: bool,
 }
@@ -59,6 +62,8 @@ pub struct SnapshotMeta {
     /// Topmost first.
     pub layers: Vec<String>,
     pub host_trees: bool,
+    #[serde(default)]
+    pub directory: Option<String>,
 }
 
 #[derive(Debug, Clone)]

@@ -37,38 +37,45 @@ fn program() -> std::io::Result<OwnedFd> {
     Ok(writer.into())
 }
 
+/// The guest at a task on this side, and our end of the socket that it knows.
+pub fn spawn_guest(task: &str) -> Result<(Child, OwnedFd)> {
+    let failed = |e: std::io::Error| unavailable(format!("can't start the sandbox helper: {e}"));
+    let program = program().map_err(failed)?;
+    let (ours, theirs) = message_pair().map_err(|e| failed(e.into()))?;
+    let path = format!("/proc/self/fd/{}", program.as_raw_fd());
+    let mut command = Command::new(path);
+    // What it holds open or knows, every sandbox would hold or know.
+    command
+        .arg0("forkyard-guest")
+        .arg(task)
+        .env_clear()
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let socket = theirs.as_raw_fd();
+    command.arg(socket.to_string());
+    // SAFETY: only async-signal-safe calls, on a descriptor that stays open until the spawn is over.
+    unsafe {
+        command.pre_exec(move || {
+            // A library that opened files without close-on-exec must not leak them into sandboxes. Marked, not closed:
+            // the standard library still needs its own to report a failed exec.
+            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+            match libc::fcntl(socket, libc::F_SETFD, 0) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
+        });
+    }
+    let child = command.spawn().map_err(failed)?;
+    drop((theirs, program));
+    Ok((child, ours))
+}
+
 impl Zygote {
     pub async fn start(start: &Start) -> Result<Zygote> {
+        let (child, ours) = spawn_guest("zygote")?;
         let failed = |e: std::io::Error| unavailable(format!("can't start the sandbox helper: {e}"));
-        let program = program().map_err(failed)?;
-        let (ours, theirs) = message_pair().map_err(|e| failed(e.into()))?;
-        let path = format!("/proc/self/fd/{}", program.as_raw_fd());
-        let mut command = Command::new(path);
-        // What it holds open or knows, every sandbox would hold or know.
-        command
-            .arg0("forkyard-guest")
-            .arg("zygote")
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let socket = theirs.as_raw_fd();
-        command.arg(socket.to_string());
-        // SAFETY: only async-signal-safe calls, on a descriptor that stays open until the spawn is over.
-        unsafe {
-            command.pre_exec(move || {
-                // A library that opened files without close-on-exec must not leak them into sandboxes. Marked, not closed:
-                // the standard library still needs its own to report a failed exec.
-                libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
-                match libc::fcntl(socket, libc::F_SETFD, 0) {
-                    0 => Ok(()),
-                    _ => Err(std::io::Error::last_os_error()),
-                }
-            });
-        }
-        let child = command.spawn().map_err(failed)?;
-        drop((theirs, program));
         let commands = Messages::new(ours).map_err(failed)?;
         let zygote = Zygote { commands: Arc::new(Mutex::new(commands)), child: std::sync::Mutex::new(child) };
         let text = serde_json::to_vec(start).expect("messages have string keys and no failing parts");

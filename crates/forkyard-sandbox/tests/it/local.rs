@@ -148,7 +148,7 @@ async fn attacks_here() {
 }
 
 /// Runs one of the tests above again as an account without any rights.
-fn as_ordinary_user(test: &str) {
+pub fn as_ordinary_user(test: &str) {
     if !rustix::process::geteuid().is_root() {
         return; // the tests above are that already
     }

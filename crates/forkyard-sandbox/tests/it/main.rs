@@ -8,3 +8,4 @@ mod egress_limits;
 mod egress_rules;
 mod egress_tools;
 mod local;
+mod local_roots;
