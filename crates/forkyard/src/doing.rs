@@ -15,6 +15,19 @@ pub struct Now {
     pub turn: u32,
     pub tool_calls: u32,
     pub cost: Usd,
+    /// The text is an answer that is still being written.
+    speaking: bool,
+}
+
+/// What is shown between a call's end and the model's first word.
+const THINKING: &str = "…";
+
+impl Now {
+    /// Something else than speaking.
+    fn does(&mut self, text: &str) {
+        self.text = text.to_string();
+        self.speaking = false;
+    }
 }
 
 /// Words of an answer that are kept to be shown.
@@ -37,14 +50,18 @@ impl Onlooker for Doing {
     fn live(&self, run: &RunId, fork: ForkNum, event: &LiveEvent) {
         match event {
             LiveEvent::Text { text, .. } => self.with(run, fork, |n| {
+                if !n.speaking {
+                    n.text.clear();
+                    n.speaking = true;
+                }
                 n.text.push_str(text);
                 if n.text.len() > MAX_TEXT {
                     let from = n.text.char_indices().map(|(i, _)| i).find(|i| n.text.len() - i <= MAX_TEXT);
                     n.text.drain(..from.unwrap_or(0));
                 }
             }),
-            LiveEvent::ToolStart { tool, .. } => self.with(run, fork, |n| n.text = tool.clone()),
-            LiveEvent::Reset { .. } => self.with(run, fork, |n| n.text.clear()),
+            LiveEvent::ToolStart { tool, .. } => self.with(run, fork, |n| n.does(tool)),
+            LiveEvent::Reset { .. } => self.with(run, fork, |n| n.does("")),
             LiveEvent::Thinking { .. }
             | LiveEvent::ToolInput { .. }
             | LiveEvent::Notice { .. }
@@ -59,13 +76,31 @@ impl Onlooker for Doing {
                 AgentEvent::AssistantMessage(m) => self.with(run, fork, |n| {
                     n.turn = n.turn.max(m.turn);
                     n.cost += m.cost;
+                    n.speaking = false;
                 }),
                 AgentEvent::ToolUse(t) => self.with(run, fork, |n| {
                     n.tool_calls += 1;
-                    n.text = describe(&t.tool, &t.input);
+                    n.does(&describe(&t.tool, &t.input));
                 }),
-                AgentEvent::ToolCompleted(_) => self.with(run, fork, |n| n.text.clear()),
-                _ => {}
+                AgentEvent::ToolCompleted(_) => self.with(run, fork, |n| n.does(THINKING)),
+                AgentEvent::Waiting { .. } => self.with(run, fork, |n| n.does("waits for messages")),
+                AgentEvent::Completed(_) | AgentEvent::Failed(_) | AgentEvent::Shutdown { .. } => {
+                    self.with(run, fork, |n| n.does(""));
+                }
+                AgentEvent::Started(_)
+                | AgentEvent::Resumed(_)
+                | AgentEvent::SystemMessage { .. }
+                | AgentEvent::UserMessage { .. }
+                | AgentEvent::FileEdited(_)
+                | AgentEvent::MessageInjected { .. }
+                | AgentEvent::Interrupted { .. }
+                | AgentEvent::Compacted { .. }
+                | AgentEvent::CheckpointCreated { .. }
+                | AgentEvent::SubagentInvoked { .. }
+                | AgentEvent::SubagentCompleted { .. }
+                | AgentEvent::SkillInvoked { .. }
+                | AgentEvent::Error { .. }
+                | AgentEvent::StreamError { .. } => {}
             }
         }
     }

@@ -13,6 +13,8 @@ pub enum Exit {
     Usage,
     /// Interrupted; the run can be resumed.
     Interrupted,
+    /// That of a command in a sandbox which the user asked for.
+    Command(u8),
 }
 
 impl Exit {
@@ -24,6 +26,7 @@ impl Exit {
             Exit::Failure => 1,
             Exit::Usage => 2,
             Exit::Interrupted => 130,
+            Exit::Command(code) => code,
         }
     }
 
@@ -33,6 +36,7 @@ impl Exit {
             Exit::Failure => "It did not work. Of a run: no fork succeeded.",
             Exit::Usage => "The command line, a setting or a file is wrong. Nothing was changed.",
             Exit::Interrupted => "Interrupted. The run can be resumed.",
+            Exit::Command(_) => "That of the command in the sandbox.",
         }
     }
 }

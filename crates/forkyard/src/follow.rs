@@ -24,6 +24,9 @@ const FRAME: Duration = Duration::from_millis(100);
 /// A second ctrl-C within this time cancels; later ones detach again.
 const SECOND: Duration = Duration::from_secs(5);
 
+/// How often a run that another process drives is tried again.
+const LEASE_POLL: Duration = Duration::from_secs(1);
+
 /// How the run was left.
 pub enum Left {
     Ended(RunView),
@@ -60,6 +63,14 @@ pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Lef
             }
         }
     };
+    // What changed since the last frame: a pipe is told everything.
+    if let Some(board) = board(yard, run).await? {
+        if out.json {
+            snapshot(out, &board)?;
+        } else {
+            live.show(board)?;
+        }
+    }
     live.finish()?;
     match end {
         DriveEnd::Detached | DriveEnd::Stopped => Ok(Left::Detached),
@@ -67,8 +78,20 @@ pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Lef
     }
 }
 
+/// Drives and shows a run, and says at its end what came of it.
+pub async fn to_the_end(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Exit> {
+    match drive(yard, run, out).await? {
+        Left::Ended(view) => close(yard, &view, out).await,
+        Left::Detached => {
+            let text = format!("Detached. Go on with: forkyard resume {run}");
+            out.said("forkyard.command/1", "detach", run, &text)?;
+            Ok(Exit::Interrupted)
+        }
+    }
+}
+
 /// If another process drives it, waits for what comes of it.
-async fn drive_patiently(yard: &Yard, run: &RunId, stop: CancellationToken) -> Result<DriveEnd> {
+pub async fn drive_patiently(yard: &Yard, run: &RunId, stop: CancellationToken) -> Result<DriveEnd> {
     let mut watch = yard.store.watch(Some(run));
     loop {
         match yard.engine.drive(run, stop.clone()).await.map_err(engine_error)? {
@@ -77,7 +100,12 @@ async fn drive_patiently(yard: &Yard, run: &RunId, stop: CancellationToken) -> R
                 if view.is_none_or(|v| v.outcome.is_some()) {
                     return Ok(DriveEnd::Ended);
                 }
-                let _ = tokio::time::timeout(Duration::from_secs(1), watch.changed()).await;
+                tokio::select! {
+                    () = stop.cancelled() => return Ok(DriveEnd::Stopped),
+                    () = watch.changed() => {}
+                    // A lease that runs out changes nothing that a watch would see.
+                    () = tokio::time::sleep(LEASE_POLL) => {}
+                }
             }
             Some(end) => return Ok(end),
         }

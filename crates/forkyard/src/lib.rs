@@ -9,6 +9,7 @@ pub mod follow;
 pub mod output;
 pub mod reference;
 pub mod render;
+pub mod runs;
 pub mod settings;
 pub mod yard;
 

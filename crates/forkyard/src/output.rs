@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use forkyard_core::RunId;
 use serde::Serialize;
 
 use crate::error::Result;
@@ -28,6 +29,19 @@ impl<'a> Output<'a> {
     /// Text that is ours, or that has passed through `plain()`.
     pub fn text(&mut self, text: &str) -> Result<()> {
         Ok(quiet_pipe(self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()))?)
+    }
+
+    /// For a program that reads on: not changed in any way.
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        Ok(quiet_pipe(self.out.write_all(bytes).and_then(|()| self.out.flush()))?)
+    }
+
+    /// What a command did to a run, for people or for programs.
+    pub fn said(&mut self, schema: &str, command: &str, run: &RunId, text: &str) -> Result<()> {
+        if self.json {
+            return self.json(&serde_json::json!({ "schema": schema, "command": command, "run": run }));
+        }
+        self.line(text)
     }
 
     pub fn line(&mut self, line: &str) -> Result<()> {

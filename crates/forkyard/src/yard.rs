@@ -31,6 +31,8 @@ pub struct Yard {
     pub providers: BTreeMap<ProviderKind, Arc<dyn Provider>>,
     /// What the forks of this process do right now.
     pub doing: Arc<Doing>,
+    /// This machine, as the store knows it.
+    pub host: HostId,
 }
 
 impl Yard {
@@ -71,7 +73,8 @@ impl Yard {
             onlooker: Some(doing.clone()),
         };
         let known = models.clone();
-        let mut config = EmbeddedConfig::new(host, format!("{}x{}", std::process::id(), random_text(8)));
+        let mut config =
+            EmbeddedConfig::new(host.clone(), format!("{}x{}", std::process::id(), random_text(8)));
         config.host_limit = settings.host_concurrency as usize;
         config.lost_after = settings.heartbeat_timeout.as_duration();
         let engine = Embedded::new(
@@ -81,7 +84,7 @@ impl Yard {
             Clock::system(),
             config,
         );
-        Ok(Yard { settings, store, engine, git, models, providers, doing })
+        Ok(Yard { settings, store, engine, git, models, providers, doing, host })
     }
 
     pub fn new_run_id() -> RunId {

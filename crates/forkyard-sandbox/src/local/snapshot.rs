@@ -65,14 +65,18 @@ impl LocalSandbox {
         let guest = self.guest().await?;
         let busy = guest.quiesce().await?;
         // From here on every way out thaws.
-        let taken = if busy {
-            let copied = inner.copy_live(&meta, id, &guest).await;
-            let thawed = guest.thaw(None).await;
-            copied.and_then(|layers| thawed.map(|()| (layers, SnapshotMode::Copied)))
-        } else {
-            let sealed = inner.seal(meta.clone(), id).await;
-            let thawed = guest.thaw(sealed.as_ref().ok().map(|meta| meta.upper.to_string())).await;
-            sealed.and_then(|meta| thawed.map(|()| (meta.lower, SnapshotMode::Sealed)))
+        let sealed = if busy { None } else { inner.seal(meta.clone(), id).await.ok() };
+        let taken = match sealed {
+            Some(next) => {
+                guest.thaw(Some(next.upper.to_string())).await.map(|()| (next.lower, SnapshotMode::Sealed))
+            }
+            // Commands run, or the layer can't be exchanged from here: only the helper of the process that made the sandbox
+            // can enter its namespaces.
+            None => {
+                let copied = inner.copy_live(&meta, id, &guest).await;
+                let thawed = guest.thaw(None).await;
+                copied.and_then(|layers| thawed.map(|()| (layers, SnapshotMode::Copied)))
+            }
         };
         let (layers, mode) = taken?;
         let info = SnapshotInfo {

@@ -1,4 +1,26 @@
+use std::sync::Arc;
+
 use clap::Args;
+use forkyard_core::Millis;
+use forkyard_core::view::{RunStatus, SandboxState};
+use forkyard_engine::activities::HostYard;
+use forkyard_engine::clock::Clock;
+use forkyard_engine::sweep::{self, SweepConfig, SweepStats, Yard as _};
+use forkyard_sandbox::Provider;
+use forkyard_store::SandboxQuery;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::Global;
+use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::follow::store_error;
+use crate::output::Output;
+use crate::render::plain;
+use crate::render::session::day;
+use crate::runs::{with_flags, with_yard};
+use crate::settings::{Raw, Value};
+use crate::yard::Yard;
 
 /// Look for orphaned sandboxes and remove them, until stopped.
 #[derive(Debug, Clone, Args)]
@@ -15,4 +37,124 @@ pub struct CleanupArgs {
     /// Say what would be removed.
     #[arg(long)]
     pub dry_run: bool,
+}
+
+/// Stop a cleanup that another process does, and say what it has done.
+#[derive(Debug, Clone, Args)]
+pub struct StopCleanupArgs {}
+
+/// A duration of the command line.
+pub fn duration(flag: &str, text: &str) -> Result<Millis> {
+    Millis::parse(&Raw::Text(text.to_string()))
+        .map_err(|fix| CliError::usage(format!("{flag} {text:?} can't be used")).hint(fix))
+}
+
+impl CleanupArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        let mut flags = global.flags()?;
+        flags.set_option("cleanup.interval", "--interval", self.interval.as_ref());
+        flags.set_option("cleanup.max_age", "--max-age", self.max_age.as_ref());
+        with_flags(global, flags, async |yard| {
+            let s = &yard.settings;
+            let config =
+                SweepConfig { interval: s.cleanup_interval.as_duration(), max_age: s.cleanup_max_age };
+            let host = HostYard(yard.providers.values().cloned().collect::<Vec<Arc<dyn Provider>>>());
+            if self.dry_run {
+                return dry_run(yard, &host, config.max_age, out).await;
+            }
+            if self.once {
+                let now = Clock::system().now();
+                let (cleaned, error) =
+                    sweep::sweep(&*yard.store, &host, now, config.max_age).await.map_err(store_error)?;
+                return report(cleaned, error.as_deref(), out);
+            }
+            if !out.json {
+                out.line(
+                    "Looking for orphaned sandboxes until stopped by ctrl-C or `forkyard stop-cleanup`.",
+                )?;
+            }
+            let stop = CancellationToken::new();
+            let stopping = stop.clone();
+            tokio::spawn(async move {
+                if tokio::signal::ctrl_c().await.is_ok() {
+                    stopping.cancel();
+                }
+            });
+            let stats = sweep::sweep_until_stopped(&*yard.store, &host, Clock::system(), config, stop)
+                .await
+                .map_err(store_error)?;
+            tell(&stats, out)
+        })
+    }
+}
+
+impl StopCleanupArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        with_yard(global, async |yard| {
+            sweep::stop_sweeping(&*yard.store).await.map_err(store_error)?;
+            let stats = sweep::stats(&*yard.store).await.map_err(store_error)?;
+            tell(&stats, out)
+        })
+    }
+}
+
+fn tell(stats: &SweepStats, out: &mut Output<'_>) -> Result<Exit> {
+    if out.json {
+        out.json(&json!({ "schema": "forkyard.cleanup/1", "stats": stats }))?;
+    } else {
+        let last = stats.last_cleanup.map_or("never".into(), |at| format!("{} UTC", day(at)));
+        out.line(&format!("{} sandboxes removed so far, last look: {last}", stats.total_cleaned))?;
+        if let Some(e) = &stats.last_error {
+            out.line(&format!("The last look met an error: {}", plain(e)))?;
+        }
+    }
+    Ok(Exit::Success)
+}
+
+fn report(cleaned: u64, error: Option<&str>, out: &mut Output<'_>) -> Result<Exit> {
+    if out.json {
+        out.json(&json!({ "schema": "forkyard.cleanup/1", "cleaned": cleaned, "error": error }))?;
+    } else {
+        out.line(&format!("{cleaned} orphaned sandboxes removed."))?;
+    }
+    match error {
+        Some(e) if !out.json => {
+            Err(CliError::failure(e).hint("run it again; `forkyard doctor` looks at the machine"))
+        }
+        Some(_) => Ok(Exit::Failure),
+        None => Ok(Exit::Success),
+    }
+}
+
+/// The same judgement as the sweep's, without its deeds.
+async fn dry_run(yard: &Yard, host: &HostYard, max_age: Millis, out: &mut Output<'_>) -> Result<Exit> {
+    let now = Clock::system().now();
+    let mut orphans = Vec::new();
+    for found in host.list().await.map_err(CliError::failure)? {
+        let Some(run) = &found.run else { continue };
+        if yard.store.run(run).await.map_err(store_error)?.is_some_and(|v| v.status != RunStatus::Ended) {
+            continue;
+        }
+        let query = SandboxQuery { run: Some(run.clone()), ..Default::default() };
+        let known = yard.store.sandboxes(&query).await.map_err(store_error)?;
+        let due = match known.iter().find(|s| s.id == found.id).map(|s| s.state) {
+            Some(SandboxState::HandedOver) => false,
+            Some(SandboxState::Owed | SandboxState::Destroyed) => true,
+            Some(SandboxState::Requested | SandboxState::Live) | None => {
+                now.since(found.created_at) >= max_age
+            }
+        };
+        if due {
+            orphans.push(found.id);
+        }
+    }
+    if out.json {
+        out.json(&json!({ "schema": "forkyard.cleanup/1", "would_remove": orphans }))?;
+    } else {
+        for id in &orphans {
+            out.line(&format!("would remove {id}"))?;
+        }
+        out.line(&format!("{} orphaned sandboxes.", orphans.len()))?;
+    }
+    Ok(Exit::Success)
 }

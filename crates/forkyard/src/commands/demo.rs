@@ -57,7 +57,7 @@ impl DemoArgs {
             spec.sandbox.provider = yard.settings.provider;
             if !out.json {
                 out.line(&format!(
-                    "A repository with failing tests is in {}. Task: {PROMPT}",
+                    "A repository with failing tests is in {}\nTask: {PROMPT}\n",
                     repo.display()
                 ))?;
             }

@@ -1,5 +1,15 @@
-use super::target::Target;
 use clap::Args;
+use forkyard_engine::git::{ChangeKind, MAX_OUTPUT_BYTES};
+use serde_json::json;
+
+use super::target::Target;
+use crate::cli::Global;
+use crate::error::Result;
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::render::table::{left, right};
+use crate::render::{Cell, Color, Style, Table, plain_block};
+use crate::runs::{chosen, outcome, with_yard};
 
 /// Show what a fork changed.
 #[derive(Debug, Clone, Args)]
@@ -16,4 +26,87 @@ pub struct DiffArgs {
     /// A patch that git apply takes, binary files included.
     #[arg(long)]
     pub patch: bool,
+}
+
+impl DiffArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        with_yard(global, async |yard| {
+            let (view, fork) = chosen(yard, &self.target).await?;
+            let o = outcome(yard, &view, fork.fork).await?;
+            if self.patch {
+                let patch = yard.git.patch(&o.repo, &o.base, &o.commit, MAX_OUTPUT_BYTES).await?;
+                // For a program: as it is, byte by byte.
+                out.bytes(&patch)?;
+                return Ok(Exit::Success);
+            }
+            let mut summary = yard.git.diff(&o.repo, &o.base, &o.commit).await?;
+            if !self.paths.is_empty() {
+                let wanted = |path: &str| {
+                    self.paths.iter().any(|p| {
+                        path == p
+                            || path.strip_prefix(p.trim_end_matches('/')).is_some_and(|r| r.starts_with('/'))
+                    })
+                };
+                summary.files.retain(|f| wanted(&f.path));
+            }
+            if out.json {
+                out.json(&json!({
+                    "schema": "forkyard.diff/1", "run": view.id, "fork_num": fork.fork, "base": o.base.as_str(),
+                    "commit": o.commit.as_str(), "files": summary.files,
+                }))?;
+                return Ok(Exit::Success);
+            }
+            let style = out.style;
+            if self.stat {
+                let mut table = Table::new(vec![left(""), right(""), right(""), left("")]);
+                for f in &summary.files {
+                    let (mark, color) = kind(f.kind);
+                    let (added, removed) = f.lines.map_or(("binary".into(), String::new()), |l| {
+                        (format!("+{}", l.added), format!("-{}", l.removed))
+                    });
+                    table.row(vec![
+                        Cell::new(mark).color(color),
+                        added.into(),
+                        removed.into(),
+                        f.path.as_str().into(),
+                    ]);
+                }
+                // Without its empty titles.
+                out.text(table.render(&style).trim_start_matches('\n'))?;
+                return Ok(Exit::Success);
+            }
+            let patch = yard.git.patch_of(&o.repo, &o.base, &o.commit, &self.paths, MAX_OUTPUT_BYTES).await?;
+            out.text(&painted(&String::from_utf8_lossy(&patch), &style))?;
+            Ok(Exit::Success)
+        })
+    }
+}
+
+pub fn kind(kind: ChangeKind) -> (&'static str, Color) {
+    match kind {
+        ChangeKind::Added => ("A", Color::Green),
+        ChangeKind::Modified => ("M", Color::Cyan),
+        ChangeKind::Deleted => ("D", Color::Red),
+        ChangeKind::TypeChanged => ("T", Color::Yellow),
+    }
+}
+
+/// In colour on a terminal, and harmless everywhere.
+fn painted(patch: &str, style: &Style) -> String {
+    let mut out = String::with_capacity(patch.len());
+    for line in patch.lines() {
+        let color = match line.as_bytes() {
+            [b'+', b'+', b'+', ..] | [b'-', b'-', b'-', ..] | [b'd', b'i', b'f', b'f', ..] => {
+                Some(Color::Bold)
+            }
+            [b'+', ..] => Some(Color::Green),
+            [b'-', ..] => Some(Color::Red),
+            [b'@', ..] => Some(Color::Cyan),
+            _ => None,
+        };
+        let text = plain_block(line);
+        out.push_str(&color.map_or(text.clone(), |c| style.paint(c, &text)));
+        out.push('\n');
+    }
+    out
 }

@@ -1,5 +1,21 @@
-use super::target::Target;
+use std::collections::BTreeMap;
+
 use clap::Args;
+use forkyard_core::ForkNum;
+use forkyard_store::{EventQuery, Recorded};
+use serde_json::{Value, json};
+
+use super::logs::{News, read};
+use super::target::Target;
+use crate::cli::Global;
+use crate::doing::describe;
+use crate::error::Result;
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::render::session::clock;
+use crate::render::table::{left, right};
+use crate::render::{Cell, Color, Table, fit, plain};
+use crate::runs::with_yard;
 
 /// Show the events of a run.
 #[derive(Debug, Clone, Args)]
@@ -20,3 +36,107 @@ pub struct EventsArgs {
     #[arg(long, conflicts_with = "follow")]
     pub compare: bool,
 }
+
+/// Columns of one fork's step in a comparison.
+const STEP_WIDTH: usize = 36;
+
+impl EventsArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        let mut query = EventQuery {
+            after: self.since.unwrap_or(0),
+            fork: self.target.fork,
+            // `agent.*` is the category with a dot at its end.
+            kinds: self.types.iter().map(|t| t.trim_end_matches('*').to_string()).collect(),
+            ..EventQuery::default()
+        };
+        if self.compare && query.kinds.is_empty() {
+            query.kinds = vec!["agent.tool_use".into()];
+        }
+        let mut steps: BTreeMap<ForkNum, Vec<String>> = BTreeMap::new();
+        with_yard(global, async |yard| {
+            read(yard, &self.target, query, self.follow, async |news| {
+                let News::Event(r) = news else { return Ok(()) };
+                if self.compare {
+                    if let Some(fork) = r.stream.fork() {
+                        steps.entry(fork).or_default().push(summary(&r));
+                    }
+                    return Ok(());
+                }
+                if out.json {
+                    return out.json_line(&record(&r));
+                }
+                let fork = r.stream.fork().map_or("-".into(), |n| n.to_string());
+                let line = format!(
+                    "{:>6} {} {:>3} {} {}",
+                    r.position,
+                    clock(r.event.at),
+                    fork,
+                    out.style.paint(Color::Cyan, &plain(&r.event.kind)),
+                    plain(&summary(&r)),
+                );
+                let wide = out.style.width;
+                // Colour has no width; a line in colour may be cut late, never early.
+                out.line(&if out.style.color { line } else { fit(&line, wide) })
+            })
+            .await
+        })?;
+        if self.compare {
+            self.show_steps(&steps, out)?;
+        }
+        Ok(Exit::Success)
+    }
+
+    fn show_steps(&self, steps: &BTreeMap<ForkNum, Vec<String>>, out: &mut Output<'_>) -> Result<()> {
+        if out.json {
+            return out
+                .json(&json!({ "schema": "forkyard.steps/1", "run": self.target.run, "forks": steps }));
+        }
+        let titles = steps.keys().map(|n| left(format!("Fork {n}")));
+        let mut table = Table::new(std::iter::once(right("Step")).chain(titles).collect());
+        for i in 0..steps.values().map(Vec::len).max().unwrap_or(0) {
+            let cells = steps
+                .values()
+                .map(|s| Cell::new(s.get(i).map_or(String::new(), |t| fit(&plain(t), STEP_WIDTH))));
+            table.row(std::iter::once(Cell::new((i + 1).to_string())).chain(cells).collect());
+        }
+        let style = out.style;
+        out.text(&table.render(&style))
+    }
+}
+
+/// One event as a program reads it.
+pub fn record(r: &Recorded) -> Value {
+    json!({
+        "schema": "forkyard.event/1",
+        "run": r.stream.run(),
+        "fork_num": r.stream.fork(),
+        "position": r.position,
+        "seq": r.seq,
+        "type": r.event.kind,
+        "version": r.event.version,
+        "at": r.event.at,
+        "source": r.event.source,
+        "sandbox_id": r.event.sandbox,
+        "data": r.event.data,
+    })
+}
+
+/// What is worth knowing of an event, in one line.
+fn summary(r: &Recorded) -> String {
+    let data = &r.event.data;
+    if let Some(tool) = data.get("tool").and_then(Value::as_str) {
+        let input = data.get("input").or_else(|| data.get("tool_input")).unwrap_or(&Value::Null);
+        return describe(tool, input);
+    }
+    if let Some(text) = data["content"][0]["text"].as_str() {
+        return text.to_string();
+    }
+    match data {
+        Value::Null => String::new(),
+        Value::Object(map) if map.is_empty() => String::new(),
+        other => fit(&other.to_string(), MAX_SUMMARY),
+    }
+}
+
+/// `--json` has the whole.
+const MAX_SUMMARY: usize = 160;

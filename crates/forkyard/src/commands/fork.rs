@@ -2,11 +2,19 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use forkyard_core::spec::{RepoSpec, RunSpec};
+use forkyard_core::view::EngineKind;
+use forkyard_engine::Engine;
 use forkyard_engine::git::check_url;
 
 use super::run_options::RunOptions;
+use crate::cli::Global;
 use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::follow::{self, engine_error};
+use crate::output::Output;
+use crate::runs::{leave_to_worker, with_flags};
 use crate::settings::Settings;
+use crate::yard::Yard;
 
 /// Fork a repository, let an agent work in each fork, and rank the results.
 #[derive(Debug, Clone, Default, Args)]
@@ -31,6 +39,15 @@ pub struct ForkArgs {
 }
 
 impl ForkArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        let mut flags = global.flags()?;
+        self.options.add_to(&mut flags);
+        with_flags(global, flags, async |yard| {
+            let spec = self.spec(&yard.settings, &std::env::current_dir()?)?;
+            start(yard, global, spec, &self.options, out).await
+        })
+    }
+
     pub fn spec(&self, settings: &Settings, here: &Path) -> Result<RunSpec> {
         let repo = repo_spec(self.repo.as_deref(), self.branch.clone(), self.dirty, here)?;
         self.options.spec(settings, repo, &self.prompts()?)
@@ -49,6 +66,46 @@ impl ForkArgs {
         }
         Ok(prompts)
     }
+}
+
+/// Submits a run and, as its options say, follows it to its end or leaves it to a worker.
+pub async fn start(
+    yard: &Yard,
+    global: &Global,
+    spec: RunSpec,
+    options: &RunOptions,
+    out: &mut Output<'_>,
+) -> Result<Exit> {
+    if options.server.is_some() || spec.engine != EngineKind::Embedded {
+        return Err(CliError::usage(
+            "this program drives runs itself: there is no server or Temporal engine in it",
+        )
+        .hint("leave --server out, and --engine or `engine.kind` at embedded"));
+    }
+    if spec.forks.iter().any(|f| f.parent.is_some()) {
+        return Err(CliError::usage("--sandbox: runs can't start from a sandbox yet")
+            .hint("make a snapshot of it with `forkyard sandbox snapshot`, and use --snapshot"));
+    }
+    // Told before anything is stored: what is wrong with a model, and with a repository.
+    for fork in &spec.forks {
+        yard.models.check(&fork.model).map_err(CliError::usage)?;
+    }
+    if !forkyard_engine::activities::is_url(&spec.repo.source) {
+        let repo = yard.git.open(Path::new(&spec.repo.source)).await?;
+        yard.git.resolve(&repo, spec.repo.branch.as_deref()).await?;
+    }
+    let run = yard.engine.submit(Yard::new_run_id(), spec, None).await.map_err(engine_error)?;
+    if options.waits() {
+        return follow::to_the_end(yard, &run, out).await;
+    }
+    leave_to_worker(yard, global, &run).await?;
+    out.said(
+        "forkyard.command/1",
+        "fork",
+        &run,
+        &format!("{run} is under way.\n\n  forkyard status {run}\n  forkyard logs -f {run}"),
+    )?;
+    Ok(Exit::Success)
 }
 
 /// A URL as it is; a folder as an absolute path.

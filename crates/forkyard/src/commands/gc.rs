@@ -1,4 +1,23 @@
+use std::path::{Path, PathBuf};
+
 use clap::Args;
+use forkyard_core::view::{RunStatus, RunView};
+use forkyard_core::{RunId, SnapshotId, Timestamp};
+use forkyard_engine::activities::open_repo;
+use forkyard_engine::clock::Clock;
+use forkyard_store::RunQuery;
+use serde::Serialize;
+use serde_json::json;
+
+use super::cleanup::duration;
+use crate::cli::Global;
+use crate::error::Result;
+use crate::exit::Exit;
+use crate::follow::store_error;
+use crate::output::Output;
+use crate::render::plain;
+use crate::runs::with_yard;
+use crate::yard::Yard;
 
 /// Remove old runs, snapshots and caches, and say what that frees.
 #[derive(Debug, Clone, Args)]
@@ -9,4 +28,159 @@ pub struct GcArgs {
     /// Say what would be removed.
     #[arg(long)]
     pub dry_run: bool,
+}
+
+/// Runs that are asked for at a time.
+const PAGE: usize = 200;
+
+#[derive(Debug, Default, Serialize)]
+struct Freed {
+    runs: Vec<RunId>,
+    snapshots: Vec<SnapshotId>,
+    folders: Vec<PathBuf>,
+    /// Of folders, and of snapshots that know their size.
+    bytes: u64,
+    /// What could not be removed, and why.
+    left: Vec<String>,
+}
+
+impl GcArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        let age = duration("--older-than", &self.older_than)?;
+        let freed = with_yard(global, async |yard| {
+            let before = Clock::system().now() - age;
+            let mut freed = Freed::default();
+            for run in old_runs(yard, before).await? {
+                if let Err(why) = self.remove_run(yard, &run, &mut freed).await {
+                    freed.left.push(format!("{}: {}", run.id, why.message));
+                }
+            }
+            self.remove_demos(yard, before, &mut freed);
+            Ok(freed)
+        })?;
+        if out.json {
+            out.json(&json!({ "schema": "forkyard.gc/1", "dry_run": self.dry_run, "freed": freed }))?;
+            return Ok(Exit::Success);
+        }
+        let word = if self.dry_run { "would remove" } else { "removed" };
+        for run in &freed.runs {
+            out.line(&format!("{word} run {run}"))?;
+        }
+        for folder in &freed.folders {
+            out.line(&format!("{word} {}", plain(&folder.display().to_string())))?;
+        }
+        for left in &freed.left {
+            out.line(&format!("left {}", plain(left)))?;
+        }
+        out.line(&format!(
+            "{} runs, {} snapshots and {} folders: {} {}",
+            freed.runs.len(),
+            freed.snapshots.len(),
+            freed.folders.len(),
+            size(freed.bytes),
+            if self.dry_run { "to free" } else { "freed" },
+        ))?;
+        Ok(Exit::Success)
+    }
+
+    /// The store goes last: whatever fails before it is tried again next time.
+    async fn remove_run(&self, yard: &Yard, view: &RunView, freed: &mut Freed) -> Result<()> {
+        for provider in yard.providers.values() {
+            for s in provider.snapshots().await? {
+                if s.labels.get("run").map(String::as_str) != Some(view.id.as_str()) {
+                    continue;
+                }
+                if !self.dry_run {
+                    provider.remove_snapshot(&s.id).await?;
+                }
+                freed.bytes += s.bytes.unwrap_or(0);
+                freed.snapshots.push(s.id);
+            }
+        }
+        if !self.dry_run {
+            // A repository that is gone keeps nothing.
+            if let Ok(repo) = open_repo(&yard.git, &view.repo).await {
+                yard.git.drop_run(&repo, &view.id).await?;
+            }
+        }
+        let logs = yard.settings.log_dir.clone().unwrap_or_else(|| yard.settings.home.join("logs"));
+        self.remove_folder(&logs.join(view.id.as_str()), freed)?;
+        let worker_log = yard.settings.home.join("logs").join(format!("worker-{}.log", view.id));
+        if !self.dry_run {
+            let _ = std::fs::remove_file(worker_log);
+            yard.store.delete_run(&view.id).await.map_err(store_error)?;
+        }
+        freed.runs.push(view.id.clone());
+        Ok(())
+    }
+
+    /// Repositories that `demo` made, by their own age.
+    fn remove_demos(&self, yard: &Yard, before: Timestamp, freed: &mut Freed) {
+        let Ok(entries) = std::fs::read_dir(yard.settings.home.join("demo")) else { return };
+        for entry in entries.flatten() {
+            let made = entry.metadata().and_then(|m| m.modified()).ok();
+            let made = made.and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok());
+            let old = made.is_some_and(|t| t.as_millis() <= u128::from(before.0));
+            if old && let Err(e) = self.remove_folder(&entry.path(), freed) {
+                freed.left.push(format!("{}: {}", entry.path().display(), e.message));
+            }
+        }
+    }
+
+    fn remove_folder(&self, dir: &Path, freed: &mut Freed) -> Result<()> {
+        if !dir.is_dir() {
+            return Ok(());
+        }
+        let bytes = bytes_in(dir);
+        if !self.dry_run {
+            std::fs::remove_dir_all(dir)?;
+        }
+        freed.bytes += bytes;
+        freed.folders.push(dir.to_path_buf());
+        Ok(())
+    }
+}
+
+async fn old_runs(yard: &Yard, before: Timestamp) -> Result<Vec<RunView>> {
+    let mut old = Vec::new();
+    let mut query = RunQuery { live: false, before: None, limit: PAGE };
+    loop {
+        let page = yard.store.runs(&query).await.map_err(store_error)?;
+        let Some(last) = page.last() else { return Ok(old) };
+        query.before = Some((last.created_at, last.id.clone()));
+        old.extend(
+            page.into_iter()
+                .filter(|r| r.status == RunStatus::Ended && r.ended_at.is_some_and(|at| at <= before)),
+        );
+    }
+}
+
+/// Of the files themselves; a link counts as itself.
+fn bytes_in(dir: &Path) -> u64 {
+    let mut bytes = 0;
+    let mut dirs = vec![dir.to_path_buf()];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(m) if m.is_dir() => dirs.push(entry.path()),
+                Ok(m) => bytes += m.len(),
+                Err(_) => {}
+            }
+        }
+    }
+    bytes
+}
+
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut n = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while n >= 1024.0 && unit + 1 < UNITS.len() {
+        n /= 1024.0;
+        unit += 1;
+    }
+    format!("{n:.1} {}", UNITS[unit])
 }

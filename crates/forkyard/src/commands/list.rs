@@ -1,4 +1,17 @@
 use clap::Args;
+use forkyard_core::view::{RunOutcome, RunView};
+use forkyard_store::RunQuery;
+use serde_json::json;
+
+use crate::cli::Global;
+use crate::error::Result;
+use crate::exit::Exit;
+use crate::follow::store_error;
+use crate::output::Output;
+use crate::render::session::day;
+use crate::render::table::{left, right};
+use crate::render::{Cell, Color, Table};
+use crate::runs::with_yard;
 
 /// List runs, newest first.
 #[derive(Debug, Clone, Args)]
@@ -9,4 +22,64 @@ pub struct ListArgs {
     /// Only those that have not ended.
     #[arg(long)]
     pub live: bool,
+}
+
+impl ListArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        let query = RunQuery { live: self.live, before: None, limit: self.limit as usize };
+        let runs = with_yard(global, async |yard| yard.store.runs(&query).await.map_err(store_error))?;
+        if out.json {
+            out.json(&json!({ "schema": "forkyard.runs/1", "runs": runs }))?;
+            return Ok(Exit::Success);
+        }
+        if runs.is_empty() {
+            out.line("There is no run. Start one with `forkyard fork`, or see `forkyard demo`.")?;
+            return Ok(Exit::Success);
+        }
+        let mut table = Table::new(vec![
+            left("Run"),
+            left("Status"),
+            right("Forks"),
+            right("Best"),
+            left("Started (UTC)"),
+            left("Repository"),
+            left("Prompt"),
+        ]);
+        for run in &runs {
+            let (word, color) = state(run);
+            table.row(vec![
+                run.id.as_str().into(),
+                Cell::new(word).color(color),
+                format!("{}/{}", run.progress.completed, run.progress.total_forks).into(),
+                run.winner.map(|n| n.to_string()).unwrap_or_default().into(),
+                day(run.created_at).into(),
+                short_repo(&run.repo).into(),
+                run.prompt.lines().next().unwrap_or_default().into(),
+            ]);
+        }
+        let style = out.style;
+        out.text(&table.render(&style))?;
+        Ok(Exit::Success)
+    }
+}
+
+/// A run's state in one word, and its colour.
+pub fn state(run: &RunView) -> (&'static str, Color) {
+    match run.outcome {
+        Some(RunOutcome::Success) => ("success", Color::Green),
+        Some(RunOutcome::Failed) => ("failed", Color::Red),
+        Some(RunOutcome::Cancelled) => ("cancelled", Color::Yellow),
+        None if run.cancelling => ("cancelling", Color::Yellow),
+        None if run.detached => ("detached", Color::Yellow),
+        None if run.paused => ("paused", Color::Yellow),
+        None => (run.status.as_str(), Color::Cyan),
+    }
+}
+
+/// The last two parts tell repositories apart.
+fn short_repo(source: &str) -> String {
+    let shown = forkyard_engine::git::shown_url(source);
+    let mut parts: Vec<&str> = shown.rsplit('/').take(2).collect();
+    parts.reverse();
+    parts.join("/")
 }

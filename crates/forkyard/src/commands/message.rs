@@ -1,5 +1,17 @@
-use super::target::Target;
 use clap::Args;
+use forkyard_agent::ports::MessageKind;
+use forkyard_core::ForkNum;
+use forkyard_engine::Engine;
+use forkyard_engine::ports::StoredText;
+use serde_json::json;
+
+use super::target::Target;
+use crate::cli::Global;
+use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::follow::{engine_error, store_error};
+use crate::output::Output;
+use crate::runs::{the_fork, the_live_run, with_yard};
 
 /// Say something to a running agent; it reads it before its next tool call.
 #[derive(Debug, Clone, Args)]
@@ -13,4 +25,40 @@ pub struct MessageArgs {
     /// Stop what it is doing first.
     #[arg(long)]
     pub interrupt: bool,
+}
+
+impl MessageArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        let content =
+            if self.text == "-" { std::io::read_to_string(std::io::stdin())? } else { self.text.clone() };
+        if content.trim().is_empty() {
+            return Err(CliError::usage("the message is empty").hint("write what to say after RUN/N"));
+        }
+        let run = &self.target.run;
+        let kind = if self.interrupt { MessageKind::Interrupt } else { MessageKind::UserMessage };
+        let message = serde_json::to_value(StoredText { kind, content }).map_err(std::io::Error::from)?;
+        let forks: Vec<ForkNum> = with_yard(global, async |yard| {
+            the_live_run(yard, run).await?;
+            let to = match self.target.fork {
+                Some(n) => vec![the_fork(yard, run, n).await?],
+                None => yard.store.forks(run).await.map_err(store_error)?,
+            };
+            let to: Vec<ForkNum> = to.iter().filter(|f| f.outcome.is_none()).map(|f| f.fork).collect();
+            if to.is_empty() {
+                return Err(CliError::usage(format!("{} has ended: nobody would read it", self.target))
+                    .hint(format!("`forkyard status {run}` shows who is still at work")));
+            }
+            for n in &to {
+                yard.engine.message(run, *n, message.clone(), None).await.map_err(engine_error)?;
+            }
+            Ok(to)
+        })?;
+        if out.json {
+            out.json(&json!({ "schema": "forkyard.message/1", "run": run, "forks": forks }))?;
+        } else {
+            let names: Vec<String> = forks.iter().map(|n| format!("{run}/{n}")).collect();
+            out.line(&format!("Sent to {}.", names.join(", ")))?;
+        }
+        Ok(Exit::Success)
+    }
 }

@@ -21,6 +21,7 @@ pub mod replay;
 pub mod resume;
 pub mod run;
 pub mod run_options;
+pub mod sandbox;
 pub mod status;
 pub mod target;
 pub mod trust;
@@ -46,6 +47,7 @@ mod tests {
         Apply(apply::ApplyArgs),
         Cancel(cancel::CancelArgs),
         Cleanup(cleanup::CleanupArgs),
+        StopCleanup(cleanup::StopCleanupArgs),
         Compare(compare::CompareArgs),
         Demo(demo::DemoArgs),
         Diff(diff::DiffArgs),
@@ -59,6 +61,7 @@ mod tests {
         Replay(replay::ReplayArgs),
         Resume(resume::ResumeArgs),
         Run(run::RunArgs),
+        Sandbox(sandbox::SandboxArgs),
         Status(status::StatusArgs),
         Watch(watch::WatchArgs),
         Worker(worker::WorkerArgs),

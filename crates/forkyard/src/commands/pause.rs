@@ -1,5 +1,14 @@
 use clap::Args;
 use forkyard_core::RunId;
+use forkyard_core::run::Command;
+use forkyard_engine::Engine;
+
+use crate::cli::Global;
+use crate::error::Result;
+use crate::exit::Exit;
+use crate::follow::engine_error;
+use crate::output::Output;
+use crate::runs::{the_live_run, with_yard};
 
 /// Pause a run: no fork starts and no model is asked until it is resumed.
 #[derive(Debug, Clone, Args)]
@@ -7,4 +16,24 @@ pub struct PauseArgs {
     /// The run.
     #[arg(value_name = "RUN")]
     pub run: RunId,
+}
+
+impl PauseArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        with_yard(global, async |yard| {
+            the_live_run(yard, &self.run).await?;
+            yard.engine.command(&self.run, Command::Pause, None).await.map_err(engine_error)?;
+            Ok(())
+        })?;
+        out.said(
+            "forkyard.command/1",
+            "pause",
+            &self.run,
+            &format!(
+                "Pausing {0}: requests that are under way end first. Go on with: forkyard resume {0}",
+                self.run
+            ),
+        )?;
+        Ok(Exit::Success)
+    }
 }

@@ -1,5 +1,16 @@
+use std::time::Duration;
+
 use clap::Args;
-use forkyard_core::ForkRef;
+use forkyard_agent::JournalEntry;
+use forkyard_core::{ForkRef, Timestamp};
+
+use crate::cli::Global;
+use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::follow::store_error;
+use crate::output::Output;
+use crate::render::session;
+use crate::runs::{the_fork, the_run, with_yard};
 
 /// Play the session of a fork again, in the terminal.
 #[derive(Debug, Clone, Args)]
@@ -12,8 +23,53 @@ pub struct ReplayArgs {
     pub speed: f64,
 }
 
+/// Longer silences are cut: nobody watches a build again.
+const MAX_SILENCE: Duration = Duration::from_secs(3);
+
 /// Finite, not negative, and slow enough to be seen.
 fn speed(text: &str) -> Result<f64, String> {
     let speed: Option<f64> = text.parse().ok();
     speed.filter(|s| (0.0..=1000.0).contains(s)).ok_or_else(|| "write a number from 0 to 1000".into())
+}
+
+impl ReplayArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        with_yard(global, async |yard| {
+            let ForkRef { run, fork } = &self.fork;
+            the_run(yard, run).await?;
+            the_fork(yard, run, *fork).await?;
+            let journal = yard.store.read_journals(run, *fork).await.map_err(store_error)?;
+            if journal.is_empty() {
+                return Err(CliError::failure(format!("the agent of {run}/{fork} has not begun"))
+                    .hint(format!("`forkyard status {run}/{fork}` says how far it came")));
+            }
+            let style = out.style;
+            let mut before: Option<Timestamp> = None;
+            for r in journal {
+                let entry =
+                    JournalEntry::from_stored(&r.event.kind, r.event.version, r.event.at, r.event.data)
+                        .map_err(|e| CliError::failure(e.to_string()).hint("use the newest forkyard"))?;
+                let passed = before.map_or(Duration::ZERO, |b| entry.at.since(b).as_duration());
+                before = Some(entry.at);
+                if self.speed > 0.0 {
+                    let wait = passed.div_f64(self.speed).min(MAX_SILENCE);
+                    tokio::select! {
+                        () = tokio::time::sleep(wait) => {}
+                        signal = tokio::signal::ctrl_c() => { signal?; return Ok(Exit::Interrupted); }
+                    }
+                }
+                if out.json {
+                    let (kind, data) = entry.to_stored();
+                    out.json_line(&serde_json::json!({
+                        "schema": "forkyard.replay/1", "at": entry.at, "type": kind, "data": data,
+                    }))?;
+                    continue;
+                }
+                for line in session::lines(&entry, &style) {
+                    out.line(&line)?;
+                }
+            }
+            Ok(Exit::Success)
+        })
+    }
 }

@@ -1,9 +1,20 @@
+use std::path::{Path, PathBuf};
+
 use clap::Args;
-use std::path::PathBuf;
+use forkyard_core::sandbox::LimitsOverride;
+use forkyard_core::spec::{ForkSpec, RunSpec};
+use serde::Deserialize;
 
+use super::fork::{repo_spec, start};
 use super::run_options::RunOptions;
+use crate::cli::Global;
+use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::runs::with_flags;
+use crate::settings::{ByteSize, Raw, Settings, Value};
 
-/// Run a specification from a file: forks that differ in prompt, model, image or limits.
+/// Run a specification from a file: forks that differ in prompt, model, system prompt, limits or captured files.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     /// A TOML or YAML file; `-` reads TOML from standard input.
@@ -12,4 +23,216 @@ pub struct RunArgs {
     /// Options win over what the file says for all forks.
     #[command(flatten)]
     pub options: RunOptions,
+}
+
+/// A number or a text: `forks = 3` and `budget = "$5"` alike.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged)]
+enum Scalar {
+    Text(String),
+    Whole(i64),
+    Number(f64),
+}
+
+impl Scalar {
+    fn text(&self) -> String {
+        match self {
+            Scalar::Text(t) => t.clone(),
+            Scalar::Whole(n) => n.to_string(),
+            Scalar::Number(n) => n.to_string(),
+        }
+    }
+}
+
+/// The options of `fork` by their long names, and forks that differ.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RunFile {
+    repo: Option<String>,
+    branch: Option<String>,
+    dirty: bool,
+    prompt: Option<String>,
+    model: Option<String>,
+    forks: Option<Scalar>,
+    max_concurrent: Option<Scalar>,
+    timeout: Option<Scalar>,
+    budget: Option<Scalar>,
+    fork_budget: Option<Scalar>,
+    max_turns: Option<Scalar>,
+    until_verified: Option<u32>,
+    max_forks: Option<u32>,
+    setup: Option<String>,
+    verify: Option<String>,
+    score: Option<String>,
+    protect: Vec<String>,
+    capture: Vec<String>,
+    provider: Option<String>,
+    image: Option<String>,
+    memory: Option<Scalar>,
+    cpus: Option<Scalar>,
+    disk: Option<Scalar>,
+    processes: Option<Scalar>,
+    network: Option<String>,
+    allow: Vec<String>,
+    allowed_tools: Vec<String>,
+    disallowed_tools: Vec<String>,
+    permission_mode: Option<String>,
+    linger: Option<Scalar>,
+    keep: bool,
+    fork: Vec<ForkFile>,
+}
+
+/// What one fork has of its own.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ForkFile {
+    name: Option<String>,
+    prompt: Option<String>,
+    model: Option<String>,
+    system_prompt: Option<String>,
+    memory: Option<Scalar>,
+    cpus: Option<f64>,
+    disk: Option<Scalar>,
+    processes: Option<u32>,
+    capture: Option<Vec<String>>,
+}
+
+impl RunArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        let file = self.read()?;
+        let mut options = self.options.clone();
+        file.fill(&mut options);
+        let mut flags = global.flags()?;
+        options.add_to(&mut flags);
+        // A repository's path is meant from the file that names it.
+        let near = self.file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let here = if file.repo.is_some() { near.canonicalize()? } else { std::env::current_dir()? };
+        with_flags(global, flags, async |yard| {
+            let spec = file.spec(&options, &yard.settings, &here)?;
+            start(yard, global, spec, &options, out).await
+        })
+    }
+
+    fn read(&self) -> Result<RunFile> {
+        let shown = self.file.display().to_string();
+        let wrong = |e: String| {
+            CliError::usage(format!("{shown}: {e}")).hint(
+                "names are those of `forkyard fork --help`; each [[fork]] may have its own prompt and model",
+            )
+        };
+        let text = if self.file == Path::new("-") {
+            std::io::read_to_string(std::io::stdin())
+        } else {
+            std::fs::read_to_string(&self.file)
+        };
+        let text = text.map_err(|e| CliError::usage(format!("{shown}: {e}")).hint("name a readable file"))?;
+        let yaml = self.file.extension().is_some_and(|e| e == "yaml" || e == "yml");
+        if yaml {
+            serde_norway::from_str(&text).map_err(|e| wrong(e.to_string()))
+        } else {
+            toml::from_str(&text).map_err(|e| wrong(e.to_string()))
+        }
+    }
+}
+
+impl RunFile {
+    /// Where the command line says nothing.
+    fn fill(&self, o: &mut RunOptions) {
+        let text = |s: &Option<Scalar>| s.as_ref().map(Scalar::text);
+        for (option, value) in [
+            (&mut o.max_concurrent, text(&self.max_concurrent)),
+            (&mut o.timeout, text(&self.timeout)),
+            (&mut o.budget, text(&self.budget)),
+            (&mut o.fork_budget, text(&self.fork_budget)),
+            (&mut o.max_turns, text(&self.max_turns)),
+            (&mut o.setup, self.setup.clone()),
+            (&mut o.verify, self.verify.clone()),
+            (&mut o.score, self.score.clone()),
+            (&mut o.provider, self.provider.clone()),
+            (&mut o.image, self.image.clone()),
+            (&mut o.memory, text(&self.memory)),
+            (&mut o.cpus, text(&self.cpus)),
+            (&mut o.disk, text(&self.disk)),
+            (&mut o.processes, text(&self.processes)),
+            (&mut o.network, self.network.clone()),
+            (&mut o.permission_mode, self.permission_mode.clone()),
+            (&mut o.linger, text(&self.linger)),
+            (&mut o.forks, text(&self.forks)),
+        ] {
+            if option.is_none() {
+                *option = value;
+            }
+        }
+        for (option, value) in [
+            (&mut o.protect, &self.protect),
+            (&mut o.capture, &self.capture),
+            (&mut o.allow, &self.allow),
+            (&mut o.allowed_tools, &self.allowed_tools),
+            (&mut o.disallowed_tools, &self.disallowed_tools),
+        ] {
+            if option.is_empty() {
+                option.clone_from(value);
+            }
+        }
+        if o.model.is_empty() {
+            o.model.extend(self.model.clone());
+        }
+        o.until_verified = o.until_verified.or(self.until_verified);
+        o.max_forks = o.max_forks.or(self.max_forks);
+        o.keep |= self.keep;
+    }
+
+    fn spec(&self, options: &RunOptions, settings: &Settings, here: &Path) -> Result<RunSpec> {
+        let repo = repo_spec(self.repo.as_deref(), self.branch.clone(), self.dirty, here)?;
+        let first = self.prompt.clone().or_else(|| self.fork.iter().find_map(|f| f.prompt.clone()));
+        let Some(prompt) = first else {
+            return Err(CliError::usage("the file has no prompt").hint("write prompt = \"what to do\""));
+        };
+        let mut spec = options.spec(settings, repo, &[prompt])?;
+        if self.fork.is_empty() {
+            return Ok(spec);
+        }
+        if options.forks.is_some() {
+            return Err(CliError::usage("`forks` and [[fork]] contradict each other")
+                .hint("leave `forks` out: every [[fork]] is one"));
+        }
+        let like = spec.forks[0].clone();
+        spec.forks = self
+            .fork
+            .iter()
+            .enumerate()
+            .map(|(i, f)| f.spec(i, &like, self.prompt.is_some()))
+            .collect::<Result<_>>()?;
+        Ok(spec)
+    }
+}
+
+impl ForkFile {
+    fn spec(&self, i: usize, like: &ForkSpec, has_prompt: bool) -> Result<ForkSpec> {
+        if self.prompt.is_none() && !has_prompt {
+            return Err(CliError::usage(format!("fork[{i}] has no prompt"))
+                .hint("give it one, or write one for all forks at the top"));
+        }
+        let bytes = |name: &str, value: &Option<Scalar>| match value {
+            Some(v) => ByteSize::parse(&Raw::Text(v.text()))
+                .map(|b| Some(b.0))
+                .map_err(|fix| CliError::usage(format!("fork[{i}].{name} can't be used")).hint(fix)),
+            None => Ok(None),
+        };
+        Ok(ForkSpec {
+            name: self.name.clone(),
+            prompt: self.prompt.clone().unwrap_or_else(|| like.prompt.clone()),
+            model: self.model.clone().unwrap_or_else(|| like.model.clone()),
+            system_prompt: self.system_prompt.clone(),
+            limits: LimitsOverride {
+                memory_bytes: bytes("memory", &self.memory)?,
+                cpus: self.cpus,
+                disk_bytes: bytes("disk", &self.disk)?,
+                processes: self.processes,
+                network_bytes_per_s: None,
+            },
+            capture: self.capture.clone().unwrap_or_else(|| like.capture.clone()),
+            ..like.clone()
+        })
+    }
 }

@@ -307,7 +307,7 @@ impl RunOptions {
 }
 
 /// `HOST:PATH[:rw]`; the settings have checked its form.
-fn volume(text: &str) -> Volume {
+pub fn volume(text: &str) -> Volume {
     let mut parts = text.split(':');
     let mut next = || parts.next().unwrap_or_default().to_string();
     let (host_path, path, mode) = (next(), next(), next());

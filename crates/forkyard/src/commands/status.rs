@@ -1,5 +1,20 @@
-use super::target::Target;
 use clap::Args;
+use forkyard_core::view::{ForkView, RunStatus, RunView};
+use forkyard_engine::log;
+use serde_json::json;
+
+use super::list::state as run_state;
+use super::target::Target;
+use crate::cli::Global;
+use crate::error::Result;
+use crate::exit::Exit;
+use crate::follow::{document, engine_error, store_error};
+use crate::output::Output;
+use crate::render::board::{diff_text, state};
+use crate::render::closing::{closing, table};
+use crate::render::session::day;
+use crate::render::{plain, plain_block};
+use crate::runs::{the_fork, the_run, with_yard};
 
 /// Show a run and its forks, or one fork.
 #[derive(Debug, Clone, Args)]
@@ -7,4 +22,82 @@ pub struct StatusArgs {
     /// RUN or RUN/N.
     #[arg(value_name = "RUN")]
     pub target: Target,
+}
+
+impl StatusArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        with_yard(global, async |yard| {
+            let view = the_run(yard, &self.target.run).await?;
+            if let Some(n) = self.target.fork {
+                let fork = the_fork(yard, &view.id, n).await?;
+                if out.json {
+                    out.json(&json!({ "schema": "forkyard.fork/1", "fork": fork }))?;
+                } else {
+                    out.text(&one_fork(&fork))?;
+                }
+                return Ok(Exit::Success);
+            }
+            let forks = yard.store.forks(&view.id).await.map_err(store_error)?;
+            let loaded = log::load_run(&*yard.store, &view.id).await.map_err(engine_error)?;
+            let ranking = loaded.as_ref().map(|(run, _)| run.ranking());
+            if out.json {
+                let mut json = document(&view, &forks, ranking);
+                json["repo"] = forkyard_engine::git::shown_url(&view.repo).into();
+                json["progress"] = json!(view.progress);
+                for (key, on) in
+                    [("paused", view.paused), ("detached", view.detached), ("cancelling", view.cancelling)]
+                {
+                    json[key] = on.into();
+                }
+                out.json(&json)?;
+                return Ok(Exit::Success);
+            }
+            out.text(&head(&view))?;
+            let style = out.style;
+            let body = if view.status == RunStatus::Ended {
+                closing(&view, &forks, ranking, &style)
+            } else {
+                table(&forks, &view.ranking, None).render(&style)
+            };
+            out.text(&body)?;
+            if view.detached {
+                out.line(&format!("\nGo on with: forkyard resume {}", view.id))?;
+            }
+            Ok(Exit::Success)
+        })
+    }
+}
+
+fn head(view: &RunView) -> String {
+    let branch = view.branch.as_ref().map(|b| format!(" ({})", plain(b))).unwrap_or_default();
+    format!(
+        "{}  {}, started {} UTC\n{}{branch}\n{}\n\n",
+        view.id,
+        run_state(view).0,
+        day(view.created_at),
+        plain(&forkyard_engine::git::shown_url(&view.repo)),
+        plain_block(view.prompt.trim()),
+    )
+}
+
+fn one_fork(f: &ForkView) -> String {
+    let mut out = format!("{}/{}  {}\n", f.run, f.fork, state(f).0);
+    let mut line = |name: &str, value: Option<String>| {
+        if let Some(value) = value.filter(|v| !v.is_empty()) {
+            out.push_str(&format!("{name:<10} {}\n", plain(&value)));
+        }
+    };
+    line("name", f.name.clone());
+    line("phase", Some(f.phase.clone()));
+    line("model", Some(f.model.clone()));
+    line("sandbox", f.sandbox.as_ref().map(ToString::to_string));
+    line("attempt", Some(f.attempt.to_string()));
+    line("verified", f.verified.map(|v| if v { "yes" } else { "no" }.to_string()));
+    line("score", f.score.map(|s| s.to_string()));
+    line("turns", Some(format!("{} ({} calls)", f.turns, f.tool_calls)));
+    line("cost", Some(format!("{} ({} tokens)", f.cost, f.tokens)));
+    line("time", Some(f.driven.to_string()));
+    line("diff", f.diff.map(diff_text));
+    line("error", f.error.clone());
+    out
 }

@@ -1,5 +1,15 @@
 use clap::Args;
 use forkyard_core::RunId;
+use forkyard_store::ProcessKind;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::Global;
+use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::follow;
+use crate::output::Output;
+use crate::runs::{the_run, with_flags};
 
 /// Drive runs of the store until stopped.
 #[derive(Debug, Clone, Args)]
@@ -10,4 +20,50 @@ pub struct WorkerArgs {
     /// Forks that work at the same time on this host.
     #[arg(long, value_name = "N")]
     pub concurrency: Option<String>,
+    /// Leave the terminal that it was started from.
+    #[arg(long, hide = true)]
+    pub detached: bool,
+}
+
+impl WorkerArgs {
+    pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        if self.detached {
+            rustix::process::setsid()
+                .map_err(|e| CliError::failure(format!("the terminal can't be left: {e}")))?;
+        }
+        let mut flags = global.flags()?;
+        flags.set_option("engine.host_concurrency", "--concurrency", self.concurrency.as_ref());
+        with_flags(global, flags, async |yard| {
+            log_to_stderr(&yard.settings.log);
+            let stop = CancellationToken::new();
+            let mut term = signal(SignalKind::terminate())?;
+            let mut int = signal(SignalKind::interrupt())?;
+            let stopping = stop.clone();
+            tokio::spawn(async move {
+                tokio::select! {
+                    _ = term.recv() => {}
+                    _ = int.recv() => {}
+                }
+                stopping.cancel();
+            });
+            if let Some(run) = &self.run {
+                the_run(yard, run).await?;
+                follow::drive_patiently(yard, run, stop).await?;
+                return Ok(Exit::Success);
+            }
+            if !out.json {
+                out.line("Driving runs until stopped by ctrl-C or SIGTERM.")?;
+            }
+            yard.engine.work(ProcessKind::Worker, stop).await;
+            Ok(Exit::Success)
+        })
+    }
+}
+
+/// What happens in a worker is told on standard error.
+fn log_to_stderr(filter: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    // Fails only if somebody listens already.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }

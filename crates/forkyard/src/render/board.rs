@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forkyard_core::view::{ForkOutcome, ForkView, Lifecycle, RunView};
+use forkyard_core::view::{DiffStat, ForkOutcome, ForkView, Lifecycle, RunView};
 use forkyard_core::{ForkNum, Timestamp, Usd};
 
 use super::plain::{fit, plain, width};
@@ -56,6 +56,17 @@ fn glyph(f: &ForkView) -> &'static str {
     }
 }
 
+/// Of an answer that is being written, what was written last.
+fn last_line(text: &str) -> String {
+    text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or_default().trim().to_string()
+}
+
+/// `2 files +10 -3`.
+pub fn diff_text(d: DiffStat) -> String {
+    let files = if d.files == 1 { "file" } else { "files" };
+    format!("{} {files} +{} -{}", d.files, d.added, d.removed)
+}
+
 /// Those that work come first, then what has ended, then what waits.
 fn urgency(f: &ForkView) -> u8 {
     match (f.outcome, f.lifecycle) {
@@ -97,10 +108,9 @@ impl Board {
             f.started_at.map_or(String::new(), |s| f.ended_at.unwrap_or(self.now).since(s).to_string());
         // What a working fork does right now; why a fork failed.
         let tail = match f.outcome {
-            None => self.doing.get(&f.fork).cloned().unwrap_or_default(),
-            Some(_) => f.error.clone().unwrap_or_else(|| {
-                f.diff.map_or(String::new(), |d| format!("{} files +{} -{}", d.files, d.added, d.removed))
-            }),
+            None if f.lifecycle == Lifecycle::Completing => f.phase.clone(),
+            None => self.doing.get(&f.fork).map(|text| last_line(text)).unwrap_or_default(),
+            Some(_) => f.error.clone().unwrap_or_else(|| f.diff.map_or(String::new(), diff_text)),
         };
         let head = format!("{} {:>digits$} ", glyph(f), f.fork);
         let mut rest = format!("{word:<10}");
@@ -157,8 +167,11 @@ impl Board {
                 lines.push(line);
             }
             if f.turns > old.map_or(0, |o| o.turns) && f.outcome.is_none() {
-                let doing = self.doing.get(&f.fork).map_or(String::new(), |d| format!("  {}", plain(d)));
-                lines.push(format!("{run}/{} turn {} {}{doing}", f.fork, f.turns, f.cost));
+                let doing =
+                    self.doing.get(&f.fork).map_or(String::new(), |d| format!("  {}", plain(&last_line(d))));
+                lines.push(
+                    format!("{run}/{} turn {} {}{doing}", f.fork, f.turns, f.cost).trim_end().to_string(),
+                );
             }
         }
         if before.is_some_and(|b| b.run.paused != self.run.paused) {

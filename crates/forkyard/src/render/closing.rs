@@ -4,7 +4,7 @@ use forkyard_core::rank::Ranking;
 use forkyard_core::view::{ForkOutcome, ForkView, RunView};
 use forkyard_core::{ForkNum, Usd};
 
-use super::board::state;
+use super::board::{diff_text, state};
 use super::plain::{fit, plain};
 use super::style::{Color, Style};
 use super::table::{Cell, Table, left, right};
@@ -75,7 +75,7 @@ pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> 
         };
         let diff = match f.diff {
             Some(d) if d.is_empty() => "none".to_string(),
-            Some(d) => format!("{} files +{} -{}", d.files, d.added, d.removed),
+            Some(d) => diff_text(d),
             None => String::new(),
         };
         table.row(vec![

@@ -4,6 +4,7 @@ pub mod board;
 pub mod closing;
 pub mod live;
 pub mod plain;
+pub mod session;
 pub mod style;
 pub mod table;
 

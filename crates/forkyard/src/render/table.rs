@@ -1,5 +1,7 @@
 //! Tables that fit: aligned columns on a wide terminal, one block a row on a narrow one, tabs nowhere.
 
+use std::borrow::Cow;
+
 use super::plain::{fit, plain, width};
 use super::style::{Color, Style};
 
@@ -16,15 +18,15 @@ pub enum Align {
 
 #[derive(Debug, Clone)]
 pub struct Column {
-    pub title: &'static str,
+    pub title: Cow<'static, str>,
     pub align: Align,
 }
 
-pub fn left(title: &'static str) -> Column {
-    Column { title, align: Align::Left }
+pub fn left(title: impl Into<Cow<'static, str>>) -> Column {
+    Column { title: title.into(), align: Align::Left }
 }
-pub fn right(title: &'static str) -> Column {
-    Column { title, align: Align::Right }
+pub fn right(title: impl Into<Cow<'static, str>>) -> Column {
+    Column { title: title.into(), align: Align::Right }
 }
 
 /// A cell's text is made harmless when it is made.
@@ -80,7 +82,7 @@ impl Table {
             .iter()
             .map(|i| {
                 let cells = self.rows.iter().map(|r| width(&r[*i].text)).max().unwrap_or(0);
-                cells.max(width(self.columns[*i].title))
+                cells.max(width(&self.columns[*i].title))
             })
             .collect();
         let total = |w: &[usize]| w.iter().sum::<usize>() + GAP * w.len().saturating_sub(1);
@@ -128,7 +130,7 @@ impl Table {
         let mut out = String::new();
         for row in &self.rows {
             for (n, i) in used.iter().enumerate().filter(|(_, i)| !row[**i].text.is_empty()) {
-                let title = self.columns[*i].title;
+                let title = &self.columns[*i].title;
                 let indent = if n == 0 { "" } else { "  " };
                 let room = style.width.saturating_sub(width(title) + indent.len() + 1);
                 let text = fit(&row[*i].text, room);

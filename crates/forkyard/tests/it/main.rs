@@ -1,14 +1,46 @@
 //! Tests of the program from outside: the real binary, in a home of its own.
 
+mod apply;
+mod compare;
 mod completions;
 mod config;
+mod control;
+mod demo;
+mod diff;
 mod docs;
 mod doctor;
+mod fork;
+mod gc;
+mod logs;
+mod run;
+mod sandbox;
+mod status;
 mod trust;
 mod usage;
+mod worker;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+/// Fork 0 writes one thing, all others another.
+const SCRIPT: &str = r#"
+name = "adds"
+price_as = "sonnet"
+[[turn]]
+when = { fork = 0 }
+text = "I add zero."
+tools = [{ name = "Write", input = { file_path = "a.txt", content = "one\nzero\n" } }]
+[[turn]]
+when = { fork = 1 }
+text = "I add two."
+tools = [{ name = "Write", input = { file_path = "a.txt", content = "one\ntwo\n" } }]
+[[turn]]
+when = { fork = 2 }
+text = "I add two."
+tools = [{ name = "Write", input = { file_path = "a.txt", content = "one\ntwo\n" } }]
+[[turn]]
+text = "Done \u001b[2Jand well."
+"#;
 
 /// A folder with a repository and a home, and the program that runs in it.
 struct World {
@@ -42,6 +74,53 @@ impl World {
     }
     fn project_file(&self, text: &str) {
         self.write(&self.repo().join("forkyard.toml"), text);
+    }
+    /// A repository with a commit, and a model that adds a line to a file; with `wait`, after a command that ends when the
+    /// file of that name appears in the repository's folder of the host.
+    fn with_commit() -> World {
+        let w = World::new();
+        std::fs::remove_dir(w.repo().join(".git")).unwrap();
+        w.write(&w.repo().join("a.txt"), "one\n");
+        for args in [&["init", "-q", "-b", "main"][..], &["add", "-A"], &["commit", "-q", "-m", "first"]] {
+            w.git(args);
+        }
+        w.write(&w.script(), SCRIPT);
+        w
+    }
+    fn script(&self) -> PathBuf {
+        self.dir.path().join("script.toml")
+    }
+    fn model(&self) -> String {
+        format!("script:{}", self.script().display())
+    }
+    fn git(&self, args: &[&str]) -> String {
+        let done = Command::new("git")
+            .args(["-c", "user.name=t", "-c", "user.email=t@localhost"])
+            .args(args)
+            .current_dir(self.repo())
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .env("HOME", self.dir.path())
+            .output()
+            .unwrap();
+        assert!(done.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap().trim().to_string()
+    }
+    /// `fork` with the script model; more arguments after it.
+    fn fork(&self, more: &[&str]) -> Ran {
+        let model = self.model();
+        let mut args = vec!["fork", "-p", "add a line", "-m", &model, "--network", "none"];
+        args.extend(more);
+        self.run(&args)
+    }
+    /// A run that has ended: its id.
+    fn ended(&self, more: &[&str]) -> String {
+        let args: Vec<&str> = ["--json"].iter().chain(more).copied().collect();
+        let ran = self.fork(&args);
+        let last = ran.stdout.lines().last().unwrap_or_else(|| panic!("{}", ran.stderr));
+        let json: serde_json::Value = serde_json::from_str(last).unwrap_or_else(|e| panic!("{e}: {last}"));
+        assert_eq!(json["schema"], "forkyard.run/1", "{}{}", ran.stdout, ran.stderr);
+        json["run"].as_str().unwrap().to_string()
     }
     fn run(&self, args: &[&str]) -> Ran {
         self.run_with(args, &[])

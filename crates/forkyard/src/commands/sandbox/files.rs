@@ -1,0 +1,173 @@
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use forkyard_core::SandboxId;
+use forkyard_sandbox::{FileKind, Sandbox};
+use serde_json::json;
+use tokio::io::AsyncWriteExt;
+
+use super::{attach, said};
+use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::render::session::day;
+use crate::render::table::{left, right};
+use crate::render::{Cell, Table};
+use crate::yard::Yard;
+
+/// Bytes that are asked for at a time.
+const PIECE: u64 = 1 << 20;
+
+/// Copy a file into a sandbox or out of it.
+#[derive(Debug, Clone, Args)]
+pub struct CpArgs {
+    /// A file of the host, or SANDBOX:PATH.
+    #[arg(value_name = "FROM")]
+    pub from: String,
+    /// The same; one of the two is inside.
+    #[arg(value_name = "TO")]
+    pub to: String,
+}
+
+enum Place {
+    Host(PathBuf),
+    Inside(SandboxId, String),
+}
+
+/// `./a:b` is a file of the host; before a colon stands a sandbox otherwise.
+fn place(text: &str) -> Result<Place> {
+    match text.split_once(':') {
+        Some((id, path)) if !id.contains(['/', '.']) => {
+            Ok(Place::Inside(SandboxId::new(id)?, path.to_string()))
+        }
+        Some(_) | None => Ok(Place::Host(text.into())),
+    }
+}
+
+impl CpArgs {
+    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
+        match (place(&self.from)?, place(&self.to)?) {
+            (Place::Host(from), Place::Inside(id, path)) => {
+                let sandbox = attach(yard, &id).await?;
+                let named = |e| CliError::usage(format!("{}: {e}", from.display()));
+                let mut file = tokio::fs::File::open(&from).await.map_err(named)?;
+                let meta = file.metadata().await?;
+                if !meta.is_file() {
+                    return Err(CliError::usage(format!("{} is not a file", from.display())).hint(
+                        "pack a folder with tar, copy that, and unpack it with `forkyard sandbox exec`",
+                    ));
+                }
+                let mode = std::os::unix::fs::PermissionsExt::mode(&meta.permissions()) & 0o777;
+                let path = into_folder(&*sandbox, &path, &from).await?;
+                let bytes = sandbox.write_file_from(&path, &mut file, Some(mode)).await?;
+                said(out, "cp", &id, &format!("{bytes} bytes to {id}:{path}"))
+            }
+            (Place::Inside(id, path), Place::Host(to)) => {
+                let sandbox = attach(yard, &id).await?;
+                let to = match Path::new(&path).file_name() {
+                    Some(name) if to.is_dir() => to.join(name),
+                    Some(_) | None => to,
+                };
+                let mut file = tokio::fs::File::create(&to)
+                    .await
+                    .map_err(|e| CliError::failure(format!("{}: {e}", to.display())))?;
+                let mut offset = 0;
+                loop {
+                    let piece = sandbox.read_file(&path, offset, PIECE).await?;
+                    if piece.is_empty() {
+                        break;
+                    }
+                    offset += piece.len() as u64;
+                    file.write_all(&piece).await?;
+                }
+                file.flush().await?;
+                said(out, "cp", &id, &format!("{offset} bytes to {}", to.display()))
+            }
+            (Place::Host(_), Place::Host(_)) | (Place::Inside(..), Place::Inside(..)) => {
+                Err(CliError::usage("one of the two has to be inside a sandbox")
+                    .hint("write it as SANDBOX:PATH, such as s1:/workspace/a.txt"))
+            }
+        }
+    }
+}
+
+/// A folder inside gets the file under its own name.
+async fn into_folder(sandbox: &dyn Sandbox, path: &str, from: &Path) -> Result<String> {
+    let path = if path.is_empty() { "/workspace" } else { path };
+    let is_dir = path.ends_with('/') || sandbox.stat(path).await.is_ok_and(|f| f.kind == FileKind::Dir);
+    match from.file_name().and_then(|n| n.to_str()) {
+        Some(name) if is_dir => Ok(format!("{}/{name}", path.trim_end_matches('/'))),
+        Some(_) | None => Ok(path.to_string()),
+    }
+}
+
+/// List the files of a folder in a sandbox.
+#[derive(Debug, Clone, Args)]
+pub struct LsArgs {
+    /// The sandbox.
+    #[arg(value_name = "SANDBOX")]
+    pub sandbox: SandboxId,
+    /// The folder.
+    #[arg(value_name = "PATH", default_value = "/workspace")]
+    pub path: String,
+}
+
+impl LsArgs {
+    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
+        let files = attach(yard, &self.sandbox).await?.list_files(&self.path).await?;
+        if out.json {
+            out.json(&json!({ "schema": "forkyard.files/1", "path": self.path, "files": files }))?;
+            return Ok(Exit::Success);
+        }
+        let mut table = Table::new(vec![left("Mode"), right("Size"), left("Changed (UTC)"), left("Name")]);
+        for f in &files {
+            let (mark, end) = match f.kind {
+                FileKind::File => ('-', String::new()),
+                FileKind::Dir => ('d', "/".into()),
+                FileKind::Symlink => {
+                    ('l', f.symlink_target.as_ref().map_or(String::new(), |t| format!(" -> {t}")))
+                }
+                FileKind::Other => ('?', String::new()),
+            };
+            table.row(vec![
+                format!("{mark}{:04o}", f.mode & 0o7777).into(),
+                f.size.to_string().into(),
+                day(f.modified).into(),
+                Cell::new(format!("{}{end}", f.name)),
+            ]);
+        }
+        let style = out.style;
+        out.text(&table.render(&style))?;
+        Ok(Exit::Success)
+    }
+}
+
+/// Write a file of a sandbox to standard output, byte by byte.
+#[derive(Debug, Clone, Args)]
+pub struct CatArgs {
+    /// The sandbox.
+    #[arg(value_name = "SANDBOX")]
+    pub sandbox: SandboxId,
+    /// The file.
+    #[arg(value_name = "PATH")]
+    pub path: String,
+}
+
+impl CatArgs {
+    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
+        let sandbox = attach(yard, &self.sandbox).await?;
+        let mut offset = 0;
+        loop {
+            let piece = sandbox.read_file(&self.path, offset, PIECE).await?;
+            if piece.is_empty() {
+                return Ok(Exit::Success);
+            }
+            offset += piece.len() as u64;
+            if out.style.is_terminal() {
+                out.text(&crate::render::plain_block(&String::from_utf8_lossy(&piece)))?;
+            } else {
+                out.bytes(&piece)?;
+            }
+        }
+    }
+}

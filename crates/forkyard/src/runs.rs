@@ -1,0 +1,142 @@
+//! What commands on existing runs share: finding them, their results, and somebody who drives them.
+
+use std::fs::File;
+use std::process::{Command as Program, Stdio};
+use std::time::{Duration, Instant};
+
+use forkyard_core::view::{ForkView, RunStatus, RunView};
+use forkyard_core::{ForkNum, RunId};
+use forkyard_engine::activities::open_repo;
+use forkyard_engine::git::{CommitId, Repo};
+use forkyard_store::ProcessKind;
+
+use crate::cli::Global;
+use crate::commands::target::Target;
+use crate::error::{CliError, Result};
+use crate::follow::store_error;
+use crate::settings::Flags;
+use crate::yard::Yard;
+
+/// How long a new worker may take until its run has moved.
+const WORKER_START: Duration = Duration::from_secs(20);
+const WORKER_POLL: Duration = Duration::from_millis(50);
+
+/// A command over runs: opens the yard with the global settings, does its work in a runtime, and waits for it.
+pub fn with_yard<T>(global: &Global, work: impl AsyncFnOnce(&Yard) -> Result<T>) -> Result<T> {
+    with_flags(global, global.flags()?, work)
+}
+
+pub fn with_flags<T>(global: &Global, flags: Flags, work: impl AsyncFnOnce(&Yard) -> Result<T>) -> Result<T> {
+    let settings = global.load(flags)?.settings;
+    crate::runtime()?.block_on(async {
+        let yard = Yard::open(settings).await?;
+        work(&yard).await
+    })
+}
+
+pub async fn the_run(yard: &Yard, id: &RunId) -> Result<RunView> {
+    let found = yard.store.run(id).await.map_err(store_error)?;
+    found.ok_or_else(|| {
+        CliError::usage(format!("there is no run {id}")).hint("`forkyard list` shows the runs")
+    })
+}
+
+/// For commands that only make sense before the end.
+pub async fn the_live_run(yard: &Yard, id: &RunId) -> Result<RunView> {
+    let view = the_run(yard, id).await?;
+    if view.status == RunStatus::Ended {
+        return Err(CliError::usage(format!("run {id} has ended"))
+            .hint(format!("`forkyard status {id}` shows what came of it")));
+    }
+    Ok(view)
+}
+
+pub async fn the_fork(yard: &Yard, run: &RunId, fork: ForkNum) -> Result<ForkView> {
+    let found = yard.store.fork(run, fork).await.map_err(store_error)?;
+    found.ok_or_else(|| {
+        CliError::usage(format!("run {run} has no fork {fork}"))
+            .hint(format!("`forkyard status {run}` shows its forks"))
+    })
+}
+
+/// A fork's commit and what it started from, in the repository that keeps them.
+pub struct Outcome {
+    pub repo: Repo,
+    pub base: CommitId,
+    pub commit: CommitId,
+}
+
+/// The named fork; of a run alone, its best one.
+pub async fn chosen(yard: &Yard, target: &Target) -> Result<(RunView, ForkView)> {
+    let view = the_run(yard, &target.run).await?;
+    let fork = match (target.fork, view.winner.or_else(|| view.ranking.first().copied())) {
+        (Some(n), _) | (None, Some(n)) => n,
+        (None, None) => {
+            return Err(CliError::usage(format!("run {} has no best fork yet", view.id))
+                .hint(format!("name one, such as {}/0", view.id)));
+        }
+    };
+    let fork = the_fork(yard, &target.run, fork).await?;
+    Ok((view, fork))
+}
+
+pub async fn outcome(yard: &Yard, view: &RunView, fork: ForkNum) -> Result<Outcome> {
+    let repo = open_repo(&yard.git, &view.repo).await?;
+    let base = yard.git.kept(&repo, &view.id, "base").await?;
+    let commit = yard.git.kept(&repo, &view.id, &fork.to_string()).await?;
+    match (base, commit) {
+        (Some(base), Some(commit)) => Ok(Outcome { repo, base, commit }),
+        (None, _) | (_, None) => Err(CliError::failure(format!("fork {fork} of {} left no result", view.id))
+            .hint(format!("`forkyard status {}/{fork}` says how far it came", view.id))),
+    }
+}
+
+/// Whether a process of this host takes on whatever has no driver.
+pub async fn has_worker(yard: &Yard) -> Result<bool> {
+    let processes = yard.store.processes().await.map_err(store_error)?;
+    Ok(processes
+        .iter()
+        .any(|p| p.host == yard.host && matches!(p.kind, ProcessKind::Worker | ProcessKind::Server)))
+}
+
+/// Sees to it that a run goes on without this process: a worker is told by the store, or one is started for this run alone.
+pub async fn leave_to_worker(yard: &Yard, global: &Global, run: &RunId) -> Result<()> {
+    if has_worker(yard).await? {
+        return Ok(());
+    }
+    let logs = yard.settings.home.join("logs");
+    std::fs::create_dir_all(&logs)?;
+    let path = logs.join(format!("worker-{run}.log"));
+    let log = File::options().create(true).append(true).open(&path)?;
+    let mut program = Program::new(std::env::current_exe()?);
+    program.args(["worker", "--detached", "--run", run.as_str()]);
+    for pair in &global.set {
+        program.args(["--set", pair]);
+    }
+    if let Some(dir) = &yard.settings.log_dir {
+        program.arg("--set").arg(format!("run.log_dir={}", dir.display()));
+    }
+    if global.no_project_file {
+        program.arg("--no-project-file");
+    }
+    program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    let mut child = program.spawn()?;
+    let give_up = Instant::now() + WORKER_START;
+    while Instant::now() < give_up {
+        let moved = the_run(yard, run).await?.status != RunStatus::Pending;
+        let ended = child.try_wait()?;
+        if moved || ended.is_some_and(|s| s.success()) {
+            return Ok(());
+        }
+        if let Some(status) = ended {
+            let said = std::fs::read_to_string(&path).unwrap_or_default();
+            return Err(CliError::failure(format!(
+                "the worker of {run} ended with {status}: {}",
+                said.trim()
+            ))
+            .hint(format!("`forkyard resume {run}` goes on; the worker's log is {}", path.display())));
+        }
+        tokio::time::sleep(WORKER_POLL).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,14 @@
+use super::World;
+
+#[test]
+fn the_demo_ends_with_an_applied_winner() {
+    let w = World::new();
+    let ran = w.run(&["demo"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(
+        ran.stdout.contains("2 of 4 forks succeeded, 2 verified") || ran.stdout.contains("2 verified"),
+        "{}",
+        ran.stdout
+    );
+    assert!(ran.stdout.contains("the tests there pass now"), "{}", ran.stdout);
+}

@@ -1,0 +1,49 @@
+use super::World;
+
+#[test]
+fn a_run_ends_in_a_table_and_the_exit_status_says_what_came_of_it() {
+    let w = World::with_commit();
+    let ran = w.fork(&["-f", "2", "--verify", "grep -q zero a.txt"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("★ 0  success  yes"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("forkyard apply r"), "{}", ran.stdout);
+    // The user's own files and branches are as they were.
+    assert_eq!(w.git(&["status", "--porcelain"]), "");
+    assert_eq!(w.git(&["branch", "--format=%(refname:short)"]), "main");
+
+    let ran = w.fork(&["--verify", "false"]);
+    assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
+}
+
+#[test]
+fn mistakes_are_found_before_anything_is_stored() {
+    let w = World::with_commit();
+    let model = w.model();
+    for (args, expected) in [
+        (&["fork", "-p", "x", "-m", "nonsense"][..], "nonsense"),
+        (&["fork", "-p", "x", "-m", "script:/nonexistent"], "/nonexistent"),
+        (&["fork", "-p", "x", "-m", &model, "-b", "nope"], "nope"),
+        (&["fork", "-p", "x", "-m", &model, "--engine", "temporal"], "embedded"),
+        (&["fork", "-p", "x", "-m", &model, "--sandbox", "s1"], "--snapshot"),
+        (&["fork", "-p", "x"], "ANTHROPIC_API_KEY"),
+        (&["fork", "/nonexistent", "-p", "x"], "neither a folder nor a URL"),
+    ] {
+        let ran = w.run(args);
+        assert_eq!(ran.code, 2, "{args:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains(expected), "{args:?}: {}", ran.stderr);
+    }
+    assert_eq!(w.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn without_waiting_a_worker_of_its_own_takes_the_run_to_its_end() {
+    let w = World::with_commit();
+    let ran = w.fork(&["--no-wait", "--json"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    let json: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let run = json["run"].as_str().unwrap();
+    // Ends with the run.
+    assert_eq!(w.run(&["logs", "-f", run]).code, 0);
+    let status = w.json(&["status", run, "--json"]);
+    assert_eq!((status["outcome"].as_str(), status["successful"].as_u64()), (Some("success"), Some(1)));
+}

@@ -1,0 +1,31 @@
+use super::World;
+
+#[test]
+fn old_runs_go_with_everything_of_theirs() {
+    let w = World::with_commit();
+    let run = w.ended(&[]);
+    assert!(w.run(&["gc"]).stdout.starts_with("0 runs"));
+    let dry = w.run(&["gc", "--older-than", "0s", "--dry-run"]).stdout;
+    assert!(dry.contains(&format!("would remove run {run}")), "{dry}");
+    assert_ne!(w.git(&["for-each-ref", "refs/forkyard/"]), "");
+    let done = w.json(&["gc", "--older-than", "0s", "--json"]);
+    assert_eq!(done["freed"]["runs"], serde_json::json!([run]), "{done}");
+    assert_eq!(done["freed"]["left"], serde_json::json!([]), "{done}");
+    assert_eq!(done["freed"]["snapshots"].as_array().unwrap().len(), 1, "{done}");
+    assert_eq!(w.git(&["for-each-ref", "refs/forkyard/"]), "");
+    assert_eq!(w.run(&["status", &run]).code, 2);
+    assert!(!w.home().join("logs").join(&run).exists());
+    assert_eq!(w.run(&["gc", "--older-than", "soon"]).code, 2);
+}
+
+#[test]
+fn cleanup_leaves_what_no_run_has_made() {
+    let w = World::with_commit();
+    w.ended(&[]);
+    assert_eq!(w.run(&["sandbox", "create", "--network", "none", "--name", "mine"]).code, 0);
+    assert_eq!(w.run(&["cleanup", "--once", "--max-age", "0s"]).stdout, "0 orphaned sandboxes removed.\n");
+    assert_eq!(w.run(&["cleanup", "--dry-run"]).stdout, "0 orphaned sandboxes.\n");
+    assert!(w.run(&["sandbox", "list"]).stdout.contains("mine"));
+    assert_eq!(w.json(&["stop-cleanup", "--json"])["stats"]["running"], false);
+    assert_eq!(w.run(&["sandbox", "rm", "mine"]).code, 0);
+}

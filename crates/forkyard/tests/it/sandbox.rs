@@ -1,0 +1,62 @@
+use super::World;
+
+#[test]
+fn a_command_runs_in_a_sandbox_that_is_gone_afterwards() {
+    let w = World::new();
+    let ran =
+        w.run(&["sandbox", "run", "--network", "none", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]);
+    assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (7, "out\n", "err\n"));
+    let json = w.json(&["--json", "sandbox", "run", "--network", "none", "--", "echo", "hi"]);
+    assert_eq!((json["exit_code"].as_i64(), json["stdout"].as_str()), (Some(0), Some("hi\n")));
+    assert_eq!(w.run(&["sandbox", "list"]).stdout, "There is no sandbox.\n");
+}
+
+#[test]
+fn a_sandbox_lives_on_from_command_to_command() {
+    let w = World::new();
+    let ran = w.run(&["sandbox", "create", "--network", "none", "--name", "box1", "--memory", "256MiB"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "box1\n"), "{}", ran.stderr);
+    w.write(&w.repo().join("in.txt"), "from outside\n");
+    assert_eq!(w.run(&["sandbox", "cp", "in.txt", "box1:/workspace/"]).code, 0);
+    assert_eq!(w.run(&["sandbox", "cat", "box1", "/workspace/in.txt"]).stdout, "from outside\n");
+    assert_eq!(w.run(&["sandbox", "exec", "box1", "--", "sh", "-c", "echo more >> in.txt"]).code, 0);
+    assert_eq!(w.run(&["sandbox", "cp", "box1:/workspace/in.txt", "out.txt"]).code, 0);
+    assert_eq!(std::fs::read_to_string(w.repo().join("out.txt")).unwrap(), "from outside\nmore\n");
+    assert!(w.run(&["sandbox", "ls", "box1"]).stdout.contains("in.txt"));
+    assert_eq!(w.json(&["--json", "sandbox", "stats", "box1"])["limits"]["memory_bytes"], 256 << 20);
+    assert!(w.run(&["sandbox", "health", "box1"]).stdout.starts_with("box1 is well"));
+
+    // A child has the files, and a life of its own.
+    let ran = w.run(&["sandbox", "fork", "box1"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let child = ran.stdout.trim().to_string();
+    assert_eq!(w.run(&["sandbox", "exec", &child, "--", "rm", "in.txt"]).code, 0);
+    assert_eq!(w.run(&["sandbox", "cat", "box1", "in.txt"]).code, 0);
+
+    let ran = w.run(&["sandbox", "snapshot", "box1", "--name", "snap1"]);
+    assert!(ran.code == 0 && ran.stdout.starts_with("snap1"), "{}{}", ran.stdout, ran.stderr);
+    let ran = w.run(&["sandbox", "run", "--network", "none", "--snapshot", "snap1", "--", "cat", "in.txt"]);
+    assert_eq!(ran.stdout, "from outside\nmore\n", "{}", ran.stderr);
+    for (command, status) in
+        [("pause", "paused"), ("resume", "running"), ("stop", "stopped"), ("start", "running")]
+    {
+        let ran = w.run(&["sandbox", command, "box1"]);
+        assert_eq!(ran.code, 0, "{command}: {}", ran.stderr);
+        let list = w.json(&["--json", "sandbox", "list"]);
+        let found = list["sandboxes"].as_array().unwrap().iter().find(|s| s["id"] == "box1").unwrap().clone();
+        assert_eq!(found["status"], status, "after {command}");
+    }
+    assert_eq!(w.run(&["sandbox", "cat", "box1", "in.txt"]).stdout, "from outside\nmore\n");
+    assert_eq!(w.run(&["sandbox", "rm", "box1", &child]).code, 0);
+    let ran = w.run(&["sandbox", "exec", "box1", "--", "true"]);
+    assert_eq!((ran.code, ran.stderr.lines().next()), (2, Some("error: there is no sandbox box1")));
+    let ran = w.run(&["sandbox", "cp", "a", "b"]);
+    assert!(ran.stderr.contains("SANDBOX:PATH"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_shell_wants_a_terminal() {
+    let w = World::new();
+    let ran = w.run(&["sandbox", "shell", "box1"]);
+    assert_eq!((ran.code, ran.stderr.lines().next()), (2, Some("error: a shell needs a terminal")));
+}
