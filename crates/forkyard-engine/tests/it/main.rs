@@ -2,5 +2,6 @@
 
 mod child;
 mod git;
+mod log;
 mod processes;
 mod sim;
