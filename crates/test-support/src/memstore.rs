@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,7 +11,6 @@ use forkyard_core::budget::{self, Ask, Balance, ReservationState, Verdict};
 use forkyard_core::view::{EngineKind, ForkView, RunStatus, RunView, SandboxState, SandboxView, View};
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Timestamp, Usd};
 use forkyard_store::*;
-use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Bugs that can be planted, to see that the simulation finds them.
@@ -64,8 +63,8 @@ struct Data {
 
 #[derive(Default)]
 struct Watchers {
-    any: watch::Sender<u64>,
-    runs: BTreeMap<RunId, watch::Sender<u64>>,
+    any: Arc<Bell>,
+    runs: BTreeMap<RunId, Arc<Bell>>,
 }
 
 pub struct MemStore {
@@ -109,8 +108,8 @@ impl MemStore {
     }
     fn notify(&self, run: &RunId) {
         let watchers = lock(&self.watchers);
-        for sender in watchers.runs.get(run).into_iter().chain([&watchers.any]) {
-            sender.send_modify(|n| *n += 1);
+        for bell in watchers.runs.get(run).into_iter().chain([&watchers.any]) {
+            bell.ring();
         }
     }
     /// Is `mine` the attempt that may write?
@@ -672,10 +671,10 @@ impl Views for MemStore {
     }
     fn watch(&self, run: Option<&RunId>) -> Watch {
         let mut watchers = lock(&self.watchers);
-        Watch::new(match run {
-            None => watchers.any.subscribe(),
-            Some(run) => watchers.runs.entry(run.clone()).or_default().subscribe(),
-        })
+        match run {
+            None => watchers.any.watch(),
+            Some(run) => watchers.runs.entry(run.clone()).or_default().watch(),
+        }
     }
     async fn identity(&self) -> Result<String> {
         Ok(self.identity.clone())
