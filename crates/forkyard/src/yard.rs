@@ -13,14 +13,18 @@ use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
 use forkyard_engine::git::{Git, GitConfig};
 use forkyard_engine::models::{Models, ModelsConfig};
-use forkyard_sandbox::Provider;
+use forkyard_sandbox::docker::{DockerOptions, DockerProvider};
 use forkyard_sandbox::egress::{EgressConfig, EgressProxy};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
+use forkyard_sandbox::{EgressFactory, Provider};
 use forkyard_store::Store;
 
 use crate::doing::Doing;
 use crate::error::{CliError, Result};
 use crate::settings::{Settings, environment};
+
+/// Where Docker's engine usually listens.
+const DOCKER_SOCKET: &str = "/var/run/docker.sock";
 
 pub struct Yard {
     pub settings: Settings,
@@ -54,7 +58,7 @@ impl Yard {
             timeout: settings.git_timeout.as_duration(),
         }));
         let models = Arc::new(Models::new(models_config(&settings)?));
-        let providers = providers(&settings, env.get("HOME").map(PathBuf::from))?;
+        let providers = providers(&settings, env.get("HOME").map(PathBuf::from)).await?;
         let host = host_id(&settings.home)?;
         let doing = Arc::new(Doing::default());
         let hands = Hands {
@@ -106,8 +110,11 @@ fn models_config(s: &Settings) -> Result<ModelsConfig> {
     })
 }
 
-/// Every provider that this build has; which one can work here shows when it is used.
-fn providers(s: &Settings, user_home: Option<PathBuf>) -> Result<BTreeMap<ProviderKind, Arc<dyn Provider>>> {
+/// The providers that can work here: local ones always try, Docker's where its engine answers.
+async fn providers(
+    s: &Settings,
+    user_home: Option<PathBuf>,
+) -> Result<BTreeMap<ProviderKind, Arc<dyn Provider>>> {
     let state = s.home.join("sandboxes");
     let failed = |e: forkyard_sandbox::SandboxError| CliError::failure(e.to_string());
     let egress_dir = s.home.join("egress");
@@ -115,10 +122,23 @@ fn providers(s: &Settings, user_home: Option<PathBuf>) -> Result<BTreeMap<Provid
     let on_decision = Arc::new(|d: forkyard_sandbox::egress::EgressDecision| {
         tracing::debug!(sandbox = %d.sandbox, host = d.host, port = d.port, "egress: {:?}", d.decision);
     });
-    let egress = EgressProxy::new(EgressConfig::for_host(&egress_dir, on_decision).map_err(failed)?);
-    let options = LocalOptions { egress: Some(Arc::new(egress)), home: user_home, ..LocalOptions::default() };
+    let egress: Arc<dyn EgressFactory> =
+        Arc::new(EgressProxy::new(EgressConfig::for_host(&egress_dir, on_decision).map_err(failed)?));
+    let options = LocalOptions { egress: Some(egress.clone()), home: user_home, ..LocalOptions::default() };
     let local: Arc<dyn Provider> = Arc::new(LocalProvider::new(&state, options).map_err(failed)?);
-    Ok(BTreeMap::from([(ProviderKind::Local, local)]))
+    let mut providers = BTreeMap::from([(ProviderKind::Local, local)]);
+    let wanted = s.provider == ProviderKind::Docker;
+    if wanted || Path::new(DOCKER_SOCKET).exists() {
+        let options = DockerOptions { egress: Some(egress), ..DockerOptions::default() };
+        match DockerProvider::connect(&s.home.join("docker"), options).await {
+            Ok(docker) => {
+                providers.insert(ProviderKind::Docker, Arc::new(docker));
+            }
+            Err(e) if wanted => return Err(e.into()),
+            Err(e) => tracing::debug!("no Docker here: {e}"),
+        }
+    }
+    Ok(providers)
 }
 
 /// This machine's name for the store: made once, kept in Forkyard's home.

@@ -1,7 +1,10 @@
+use std::borrow::Cow;
 use std::path::Path;
 use std::process::Command;
 
 use clap::Args;
+use forkyard_sandbox::SandboxError;
+use forkyard_sandbox::local::{Level, LocalOptions, LocalProvider, doctor};
 use serde::Serialize;
 use serde_json::json;
 
@@ -32,7 +35,7 @@ enum Health {
 
 #[derive(Debug, Clone, Serialize)]
 struct Check {
-    name: &'static str,
+    name: Cow<'static, str>,
     health: Health,
     found: String,
     fix: Option<String>,
@@ -40,13 +43,13 @@ struct Check {
 
 impl Check {
     fn good(name: &'static str, found: impl Into<String>) -> Check {
-        Check { name, health: Health::Good, found: found.into(), fix: None }
+        Check { name: name.into(), health: Health::Good, found: found.into(), fix: None }
     }
     fn missing(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Check {
-        Check { name, health: Health::Missing, found: found.into(), fix: Some(fix.into()) }
+        Check { name: name.into(), health: Health::Missing, found: found.into(), fix: Some(fix.into()) }
     }
     fn bad(name: &'static str, found: impl Into<String>, fix: impl Into<String>) -> Check {
-        Check { name, health: Health::Bad, found: found.into(), fix: Some(fix.into()) }
+        Check { name: name.into(), health: Health::Bad, found: found.into(), fix: Some(fix.into()) }
     }
 }
 
@@ -70,7 +73,7 @@ impl DoctorArgs {
                 };
                 table.row(vec![
                     mark,
-                    c.name.into(),
+                    Cell::new(&c.name),
                     Cell::new(&c.found),
                     Cell::new(c.fix.as_deref().unwrap_or_default()),
                 ]);
@@ -86,13 +89,48 @@ fn checks(s: &Settings) -> Vec<Check> {
     let key = |name, set: bool, fix: &str| {
         if set { Check::good(name, "set") } else { Check::missing(name, "not set", fix) }
     };
-    vec![
-        writable_home(&s.home),
+    let home = writable_home(&s.home);
+    let sandboxes = if home.health == Health::Good { sandboxes(s) } else { vec![] };
+    let mut checks = vec![
+        home,
         git(),
         key("anthropic key", s.anthropic_api_key.is_some(), "export ANTHROPIC_API_KEY for real models"),
         key("github token", s.github_token.is_some(), "export GITHUB_TOKEN for private repositories"),
         docker(),
-    ]
+    ];
+    checks.extend(sandboxes);
+    checks
+}
+
+/// What local sandboxes get from this machine, found by trying it.
+fn sandboxes(s: &Settings) -> Vec<Check> {
+    let tried = crate::runtime().map(|runtime| {
+        runtime.block_on(async {
+            let provider = LocalProvider::new(&s.home.join("sandboxes"), LocalOptions::default())?;
+            Ok::<_, SandboxError>(doctor(&provider).await)
+        })
+    });
+    let found = match tried {
+        Ok(Ok(found)) => found,
+        Ok(Err(e)) => {
+            let fix = e.hint.unwrap_or_else(|| "use --provider docker".into());
+            return vec![Check::bad("sandboxes", e.message, fix)];
+        }
+        Err(e) => return vec![Check::bad("sandboxes", e.message, "free some memory and processes")],
+    };
+    found
+        .into_iter()
+        .map(|f| Check {
+            name: f.what.into(),
+            health: match f.level {
+                Level::Ok => Health::Good,
+                Level::Weak => Health::Missing,
+                Level::Missing => Health::Bad,
+            },
+            found: f.detail,
+            fix: f.fix,
+        })
+        .collect()
 }
 
 fn writable_home(home: &Path) -> Check {

@@ -8,6 +8,7 @@ fn a_sound_machine_and_what_is_missing() {
     let check =
         |name: &str| json["checks"].as_array().unwrap().iter().find(|c| c["name"] == name).unwrap().clone();
     assert_eq!(check("git")["health"], "good");
+    assert_eq!(check("isolation")["health"], "good");
     assert_eq!(check("anthropic key")["health"], "missing");
     assert!(check("anthropic key")["fix"].as_str().unwrap().contains("ANTHROPIC_API_KEY"));
 }

@@ -37,7 +37,11 @@ impl ShellArgs {
         let sandbox = attach(yard, &self.sandbox).await?;
         let command = if self.command.is_empty() {
             // Bash where the sandbox has one.
-            vec!["/bin/sh".into(), "-c".into(), "exec bash -l 2>/dev/null || exec sh -l".into()]
+            vec![
+                "/bin/sh".into(),
+                "-c".into(),
+                "command -v bash >/dev/null && exec bash -l; exec sh -l".into(),
+            ]
         } else {
             self.command.clone()
         };
