@@ -66,3 +66,36 @@ fn a_paused_run_goes_on_when_it_is_resumed() {
     wait_for(&w, &run, "run.resumed");
     assert_eq!(w.run(&["cancel", &run]).code, 0);
 }
+
+#[test]
+fn a_run_whose_process_was_killed_is_resumed_to_its_end() {
+    let w = World::with_commit();
+    w.write(&w.script(), WAITS);
+    let model = w.model();
+    let mut driver = std::process::Command::new(env!("CARGO_BIN_EXE_forkyard"))
+        .args(["fork", "-p", "wait", "-m", &model, "--network", "none"])
+        .current_dir(w.repo())
+        .env_clear()
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("FORKYARD_HOME", w.home())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let run = loop {
+        let list = w.json(&["list", "--json"]);
+        if let Some(id) = list["runs"][0]["id"].as_str() {
+            break id.to_string();
+        }
+        assert!(driver.try_wait().unwrap().is_none(), "it ended without a run");
+    };
+    wait_for(&w, &run, "agent.tool_use");
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+    let status = w.json(&["status", &run, "--json"]);
+    let sandbox = status["results"][0]["sandbox_id"].as_str().unwrap();
+    let ran = w.run(&["sandbox", "exec", sandbox, "--", "touch", "go"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let ran = w.run(&["resume", &run]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("1 of 1 forks succeeded"), "{}", ran.stdout);
+}
