@@ -56,6 +56,8 @@ pub struct SandboxAsk {
     pub attempt: u32,
     pub processes: u32,
     pub cgroups: usize,
+    /// Size of /dev/shm.
+    pub shm_bytes: u64,
     pub oom_events: bool,
     /// Loopback port of the proxy's listening socket.
     pub proxy_port: Option<u16>,
@@ -143,6 +145,11 @@ pub enum Work {
         layer: String,
     },
     Unpack {
+        layer: String,
+        limits: UnpackLimits,
+    },
+    /// Descriptors: result channel, tar stream of one layer of an image.
+    UnpackImage {
         layer: String,
         limits: UnpackLimits,
     },

@@ -4,6 +4,7 @@
 pub mod archive;
 mod copy;
 mod export;
+pub mod image;
 pub mod merge;
 mod ops;
 mod resolve;

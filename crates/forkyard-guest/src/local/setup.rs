@@ -16,8 +16,6 @@ use crate::sys::{Failure, Result, Step, landlock, seccomp, socket};
 
 /// The user inside, also when Forkyard runs as root.
 const INSIDE_ID: u32 = 1000;
-/// Shared memory of a sandbox; what it holds counts as memory.
-const SHM_SIZE: &str = "512m";
 const SHM_INODES: &str = "65536";
 /// The kernel's choice when memory is short: a sandbox before anything of the host.
 const OOM_SCORE: &str = "500";
@@ -147,7 +145,8 @@ fn setup(
     let no_exec = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
     let pts = new_fs("devpts", &[("ptmxmode", Some("0666")), ("mode", Some("620"))], no_exec);
     place(pts.step("devpts")?, "dev/pts")?;
-    let shm = [("size", Some(SHM_SIZE)), ("nr_inodes", Some(SHM_INODES)), ("mode", Some("1777"))];
+    let shm_size = ask.shm_bytes.to_string();
+    let shm = [("size", Some(shm_size.as_str())), ("nr_inodes", Some(SHM_INODES)), ("mode", Some("1777"))];
     place(new_fs("tmpfs", &shm, LOCKED_DOWN).step("shm")?, "dev/shm")?;
     place(clone_tree("/dev/null", false).step("mask")?, "proc/keys").or_else(|e| match e.errno {
         libc::ENOENT => Ok(()), // a kernel without keys has nothing to hide

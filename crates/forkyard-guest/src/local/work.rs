@@ -7,7 +7,7 @@ use forkyard_guest::zygote::{Work, WorkResult};
 
 use super::reply;
 use crate::files::archive::{self, Refusal};
-use crate::files::{merge, tree};
+use crate::files::{image, merge, tree};
 use crate::sys::Failure;
 
 pub fn run(work: Work, fds: Vec<OwnedFd>) {
@@ -30,14 +30,12 @@ pub fn run(work: Work, fds: Vec<OwnedFd>) {
             Some(archive) => archive::pack(&at(&layer), archive).map(done),
             None => Err(missing()),
         },
-        Work::Unpack { layer, limits } => match fds.next() {
-            Some(from) => match archive::unpack(from, &at(&layer), limits) {
-                Ok(size) => Ok(done(size)),
-                Err(Refusal::Broken(reason)) => Ok(WorkResult::Refused { reason }),
-                Err(Refusal::Failed(failure)) => Err(failure),
-            },
-            None => Err(missing()),
-        },
+        Work::Unpack { layer, limits } => {
+            unpacked(fds.next().map(|from| archive::unpack(from, &at(&layer), limits)))
+        }
+        Work::UnpackImage { layer, limits } => {
+            unpacked(fds.next().map(|from| image::unpack(from, &at(&layer), limits)))
+        }
     };
     let outcome = outcome.unwrap_or_else(|Failure { step, errno }| WorkResult::Failed { step, errno });
     reply(result.as_fd(), &outcome, &[]);
@@ -45,6 +43,15 @@ pub fn run(work: Work, fds: Vec<OwnedFd>) {
 
 fn done(size: tree::Size) -> WorkResult {
     WorkResult::Done { bytes: size.bytes, entries: size.entries }
+}
+
+fn unpacked(result: Option<Result<tree::Size, Refusal>>) -> crate::sys::Result<WorkResult> {
+    match result {
+        Some(Ok(size)) => Ok(done(size)),
+        Some(Err(Refusal::Broken(reason))) => Ok(WorkResult::Refused { reason }),
+        Some(Err(Refusal::Failed(failure))) => Err(failure),
+        None => Err(missing()),
+    }
 }
 
 fn missing() -> Failure {

@@ -110,7 +110,8 @@ async fn export_and_import(ctx: &Ctx) -> CaseResult {
     let archive = dir.path().join("archive");
     ctx.provider.export_snapshot(&from, &archive).await?;
     let size = std::fs::metadata(&archive).map_or(u64::MAX, |m| m.len());
-    ensure!(size < 1 << 20, "holes were written out: {size} bytes");
+    // An archive holds the layers of an image too.
+    ensure!(size < 256 << 20, "holes were written out: {size} bytes");
     ctx.provider.import_snapshot(&to, &archive).await?;
     let child = ctx.sandbox_with(&child_of(ctx, &to)).await?;
     let look = "cd /workspace; ls -lA --time-style=+%s . d d/e; stat -c %h hard; od -c hard; ls /etc/fonts";

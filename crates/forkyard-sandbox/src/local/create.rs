@@ -34,6 +34,12 @@ const MAX_LABEL_BYTES: usize = 1024;
 /// Of names and values together: the environment of every command.
 const MAX_ENV_BYTES: usize = 64 << 10;
 
+/// Shared memory counts as memory and outlives who filled it, so a part must be left: else the kernel's next choice is the
+/// sandbox itself.
+const MAX_SHM: u64 = 512 << 20;
+/// Where programs are looked for in a root that does not say.
+const IMAGE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 fn invalid(message: impl Into<String>) -> SandboxError {
     SandboxError::new(ErrorKind::Invalid, message)
 }
@@ -127,10 +133,12 @@ fn refuse_weak(achieved: &Achieved) -> Result<()> {
 }
 
 /// What a root starts from.
+#[derive(Default)]
 struct Start {
     lower: Vec<String>,
     host_trees: bool,
     directory: Option<String>,
+    image_env: BTreeMap<String, String>,
 }
 
 /// What is written down of a spec: secrets stay with whoever gave them.
@@ -168,7 +176,7 @@ impl Inner {
             self.end(id, None).await?; // its maker did not live to finish it
         }
         let volumes = host_dirs::check_volumes(&spec.volumes, &self.state.root)?;
-        let Start { lower, host_trees, directory } = self.root_layers(id, &spec.root)?;
+        let Start { lower, host_trees, directory, image_env } = self.root_layers(id, &spec.root).await?;
         let meta = Meta {
             format: state::format(),
             id: id.clone(),
@@ -186,6 +194,7 @@ impl Inner {
             upper: 0,
             host_trees,
             directory,
+            image_env,
             stopped: false,
             paused: false,
         };
@@ -231,30 +240,51 @@ impl Inner {
     }
 
     /// The layers below a new sandbox; it is a user of each from now on.
-    fn root_layers(&self, id: &SandboxId, root: &Root) -> Result<Start> {
+    async fn root_layers(self: &Arc<Self>, id: &SandboxId, root: &Root) -> Result<Start> {
         match root {
-            Root::Default => Ok(Start { lower: Vec::new(), host_trees: true, directory: None }),
+            Root::Default => Ok(Start { host_trees: true, ..Start::default() }),
             Root::Directory(path) => {
                 let directory = Some(host_dirs::check_directory(path, &self.state.root)?);
-                Ok(Start { lower: Vec::new(), host_trees: false, directory })
+                Ok(Start { directory, ..Start::default() })
             }
             Root::Snapshot(snapshot) => {
                 let gone =
                     || SandboxError::new(ErrorKind::NotFound, format!("there is no snapshot {snapshot}"));
                 let meta = self.state.load_snapshot(snapshot)?.ok_or_else(gone)?;
-                for layer in &meta.layers {
-                    if !self.state.add_ref(layer, &format!("sandbox.{id}"))? {
-                        return Err(gone());
-                    }
-                }
-                Ok(Start { lower: meta.layers, host_trees: meta.host_trees, directory: meta.directory })
+                self.use_layers(id, &meta.layers, gone)?;
+                Ok(Start {
+                    lower: meta.layers,
+                    host_trees: meta.host_trees,
+                    directory: meta.directory,
+                    image_env: meta.image_env,
+                })
             }
-            Root::Image(_) => {
-                let message = "root: images are not yet possible with the local provider";
-                Err(SandboxError::new(ErrorKind::Unsupported, message)
-                    .hint("use the default root or a snapshot"))
+            Root::Image(reference) => {
+                let image = self.image(reference).await?;
+                let gone = || unavailable(format!("image {reference} was removed just now"));
+                self.use_layers(id, &image.layers, gone)?;
+                Ok(Start { lower: image.layers, image_env: image.env, ..Start::default() })
             }
         }
+    }
+
+    /// The sandbox is a user of all these layers, or of none.
+    fn use_layers(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        layers: &[String],
+        gone: impl FnOnce() -> SandboxError,
+    ) -> Result<()> {
+        let user = format!("sandbox.{id}");
+        for layer in layers {
+            if !self.state.add_ref(layer, &user)? {
+                for taken in layers {
+                    self.drop_layer(taken, &user)?;
+                }
+                return Err(gone());
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn root_ask(&self, meta: &Meta) -> RootAsk {
@@ -272,20 +302,27 @@ impl Inner {
         }
     }
 
-    fn env(&self, id: &SandboxId, spec: &SandboxSpec) -> BTreeMap<String, String> {
+    fn env(&self, meta: &Meta, spec: &SandboxSpec) -> BTreeMap<String, String> {
+        let id = &meta.id;
         let path: Vec<String> = self.trees.path.iter().map(|p| p.display().to_string()).collect();
         let fixed = [
             ("HOME", "/home/user"),
             ("USER", "user"),
             ("LOGNAME", "user"),
-            ("SHELL", "/bin/bash"),
+            ("SHELL", if meta.host_trees { "/bin/bash" } else { "/bin/sh" }),
             ("LANG", "C.UTF-8"),
             ("TERM", "xterm-256color"),
             ("FORKYARD_SANDBOX", id.as_str()),
         ];
         let mut env: BTreeMap<String, String> = fixed.map(|(k, v)| (k.to_string(), v.to_string())).into();
-        env.insert("PATH".into(), path.join(":"));
-        env.extend(self.trees.env.clone());
+        if meta.host_trees {
+            env.insert("PATH".into(), path.join(":"));
+            env.extend(self.trees.env.clone());
+        } else {
+            env.insert("PATH".into(), IMAGE_PATH.into());
+            env.extend(meta.image_env.clone());
+            env.insert("HOME".into(), "/home/user".into());
+        }
         if let (Some(egress), false) = (&self.egress, spec.network.mode == NetworkMode::None) {
             env.extend(egress.env(id, &spec.network));
         }
@@ -312,11 +349,12 @@ impl Inner {
             let ask = Ask::Sandbox(Box::new(SandboxAsk {
                 root: self.root_ask(&meta),
                 hostname: "sandbox".into(),
-                env: self.env(&id, spec),
+                env: self.env(&meta, spec),
                 deadline_ms: left.0,
                 attempt: meta.attempt.0,
                 processes: meta.limits.processes,
                 cgroups: joins.len(),
+                shm_bytes: MAX_SHM.min(meta.limits.memory_bytes / 2),
                 oom_events: oom_events.is_some(),
                 proxy_port: (spec.network.mode != NetworkMode::None).then_some(PROXY_ADDRESS.port()),
                 watch: Watch {

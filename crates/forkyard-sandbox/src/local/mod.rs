@@ -10,6 +10,7 @@ mod detect;
 mod doctor;
 mod fd;
 mod host_dirs;
+mod image;
 mod link;
 mod sandbox;
 mod snapshot;
@@ -107,6 +108,16 @@ impl LocalProvider {
     /// The host's trees that sandboxes of the default root see.
     pub fn shown(&self) -> &[Shown] {
         &self.inner.trees.shown
+    }
+
+    /// Images that were unpacked for sandboxes, as their users wrote them.
+    pub fn images(&self) -> Result<Vec<String>> {
+        self.inner.images()
+    }
+
+    /// Forgets an image: the next sandbox unpacks it again. Sandboxes and snapshots that use it keep working.
+    pub async fn remove_image(&self, reference: &str) -> Result<()> {
+        self.inner.remove_image(reference).await
     }
 
     /// Removes what dead sandboxes and interrupted work left behind. Safe beside other processes on the same state folder.

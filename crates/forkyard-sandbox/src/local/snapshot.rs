@@ -1,5 +1,6 @@
 //! Snapshots: a sealed layer where nothing runs, a copy where something does; archives of both.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -33,9 +34,28 @@ struct ArchiveHeader {
     layers: usize,
     host_trees: bool,
     mode: SnapshotMode,
+    #[serde(default)]
+    image_env: BTreeMap<String, String>,
 }
 
-fn worked(result: WorkResult) -> Result<(u64, u64)> {
+/// What lies below a sandbox's layers.
+struct Base {
+    host_trees: bool,
+    directory: Option<String>,
+    image_env: BTreeMap<String, String>,
+}
+
+impl Base {
+    fn of(meta: &Meta) -> Base {
+        Base {
+            host_trees: meta.host_trees,
+            directory: meta.directory.clone(),
+            image_env: meta.image_env.clone(),
+        }
+    }
+}
+
+pub(super) fn worked(result: WorkResult) -> Result<(u64, u64)> {
     match result {
         WorkResult::Done { bytes, entries } => Ok((bytes, entries)),
         WorkResult::TimedOut => Err(SandboxError::new(
@@ -87,31 +107,26 @@ impl LocalSandbox {
             created_at: state::now(),
             bytes: None,
         };
-        inner.keep_snapshot(info, layers, meta.host_trees, meta.directory)
+        inner.keep_snapshot(info, layers, Base::of(&meta))
     }
 }
 
 impl Inner {
     /// Writes a snapshot down, as a user of each of its layers.
-    fn keep_snapshot(
-        &self,
-        info: SnapshotInfo,
-        layers: Vec<String>,
-        host_trees: bool,
-        directory: Option<String>,
-    ) -> Result<SnapshotInfo> {
+    fn keep_snapshot(&self, info: SnapshotInfo, layers: Vec<String>, base: Base) -> Result<SnapshotInfo> {
         for layer in &layers {
             if !self.state.add_ref(layer, &format!("snapshot.{}", info.id))? {
                 return Err(unavailable(format!("layer {layer} is gone")));
             }
         }
-        let meta = SnapshotMeta { format: state::format(), info, layers, host_trees, directory };
+        let Base { host_trees, directory, image_env } = base;
+        let meta = SnapshotMeta { format: state::format(), info, layers, host_trees, directory, image_env };
         self.state.save_snapshot(&meta)?;
         Ok(meta.info)
     }
 
     /// A new layer folder with its first user.
-    fn new_layer(&self, user: &str) -> Result<String> {
+    pub(super) fn new_layer(&self, user: &str) -> Result<String> {
         let name = format!("{:016x}", state::unique());
         let dir = self.state.layer(&name);
         self.state.make_dir(&dir)?;
@@ -170,7 +185,7 @@ impl Inner {
         Ok(merged)
     }
 
-    fn drop_layer(self: &Arc<Self>, layer: &str, user: &str) -> Result<()> {
+    pub(super) fn drop_layer(self: &Arc<Self>, layer: &str, user: &str) -> Result<()> {
         if let Some(path) = self.state.drop_ref(layer, user)? {
             self.remove_later(path);
         }
@@ -243,6 +258,7 @@ impl Inner {
                 layers: meta.layers.len(),
                 host_trees: meta.host_trees,
                 mode: meta.info.mode,
+                image_env: meta.image_env.clone(),
             };
             let mut line = serde_json::to_vec(&header).expect("numbers and words");
             line.push(b'\n');
@@ -305,7 +321,8 @@ impl Inner {
             created_at: state::now(),
             bytes: None,
         };
-        self.keep_snapshot(info, layers, header.host_trees, None)
+        let base = Base { host_trees: header.host_trees, directory: None, image_env: header.image_env };
+        self.keep_snapshot(info, layers, base)
     }
 
     /// The sandbox's own folders, ready to be mounted again: as they were meant to be after a crash in the middle of a seal,

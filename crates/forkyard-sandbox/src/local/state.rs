@@ -5,12 +5,14 @@
 //!   sandboxes/ID/        meta.json, ctl (socket), up (live layer), work (overlayfs' own), spool
 //!   layers/LAYER/        fs (sealed, shared), refs/ (one empty file per user)
 //!   snapshots/ID.json
+//!   images/KEY.json      which layers an image became
 //!   trash/               what is being removed
 //!   skeleton/            files that the provider adds to every root
 //! ```
 //!
 //! A sandbox exists when its meta.json does. Files are replaced by rename, so that a crash leaves the old or the new.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -51,6 +53,9 @@ pub struct Meta {
     /// A directory of the host below all layers.
     #[serde(default)]
     pub directory: Option<String>,
+    /// Variables of its image.
+    #[serde(default)]
+    pub image_env: BTreeMap<String, String>,
     pub stopped: bool,
     pub paused: bool,
 }
@@ -64,6 +69,8 @@ pub struct SnapshotMeta {
     pub host_trees: bool,
     #[serde(default)]
     pub directory: Option<String>,
+    #[serde(default)]
+    pub image_env: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Clone)]
@@ -89,7 +96,7 @@ impl State {
         fs::set_permissions(&state.root, fs::Permissions::from_mode(0o700))
             .map_err(|e| io_error(&state.root, &e))?;
         state.own(&state.root)?;
-        for dir in ["sandboxes", "layers", "snapshots", "trash", "skeleton", "locks"] {
+        for dir in ["sandboxes", "layers", "snapshots", "images", "trash", "skeleton", "locks"] {
             state.make_dir(&state.root.join(dir))?;
         }
         Ok(state)
@@ -222,12 +229,12 @@ fn same_file(file: &OwnedFd, path: &Path) -> bool {
     }
 }
 
-fn names(dir: &Path) -> Result<Vec<String>> {
+pub fn names(dir: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(dir).map_err(|e| io_error(dir, &e))?;
     Ok(entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect())
 }
 
-fn load<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+pub fn load<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     #[derive(Deserialize)]
     struct Header {
         format: u32,
@@ -248,7 +255,7 @@ fn load<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     serde_json::from_slice(&text).map(Some).map_err(broken)
 }
 
-fn save<T: Serialize>(path: &Path, value: &T) -> Result<()> {
+pub fn save<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     let text = serde_json::to_vec(value).expect("state has string keys and no failing parts");
     let temporary = path.with_extension(format!("tmp{:x}", unique()));
     let write = || {

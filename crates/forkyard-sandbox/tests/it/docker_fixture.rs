@@ -88,7 +88,7 @@ impl Drop for Daemon {
     }
 }
 
-fn find(program: &str) -> Option<PathBuf> {
+pub fn find(program: &str) -> Option<PathBuf> {
     ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         .iter()
         .map(|dir| Path::new(dir).join(program))
@@ -104,7 +104,7 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
     listed.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect()
 }
 
-fn image(busybox: &Path) -> Vec<u8> {
+pub fn image(busybox: &Path) -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     let header = |kind, size, mode| {
         let mut header = Header::new_gnu();

@@ -110,10 +110,14 @@ async fn children_of_a_snapshot_share_nothing_later() {
 
 /// Every case on a fresh state folder; what failed, by name.
 async fn run_cases(cases: Vec<Case>) {
+    run_cases_on(cases, offline()).await;
+}
+
+pub async fn run_cases_on(cases: Vec<Case>, spec: SandboxSpec) {
     let dir = tempfile::tempdir().unwrap();
     let open = || Arc::new(LocalProvider::new(dir.path(), LocalOptions::default()).unwrap());
     let (provider, other) = (open(), open());
-    let ctx = Ctx::new(provider.clone(), other.clone(), offline());
+    let ctx = Ctx::new(provider.clone(), other.clone(), spec.clone());
     let only = std::env::var("ONLY").unwrap_or_default();
     let mut failed = Vec::new();
     for case in
@@ -125,9 +129,12 @@ async fn run_cases(cases: Vec<Case>) {
             Err(_) => failed.push(format!("{}: hangs", case.name)),
         }
     }
+    if let Root::Image(reference) = &spec.root {
+        provider.remove_image(reference).await.unwrap();
+    }
     provider.settle().await;
     other.settle().await;
-    for part in ["sandboxes", "trash", "locks", "layers", "snapshots"] {
+    for part in ["sandboxes", "trash", "locks", "layers", "snapshots", "images"] {
         let left: Vec<_> =
             dir.path().join(part).read_dir().unwrap().flatten().map(|e| e.file_name()).collect();
         if !left.is_empty() {

@@ -8,4 +8,5 @@ mod egress_limits;
 mod egress_rules;
 mod egress_tools;
 mod local;
+mod local_images;
 mod local_roots;
