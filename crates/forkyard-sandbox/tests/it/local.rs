@@ -165,7 +165,10 @@ pub fn as_ordinary_user(test: &str) {
         .tempdir()
         .unwrap();
     let (program, temporary) = (dir.path().join("it"), dir.path().join("tmp"));
-    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    // By another process: a descriptor of ours, open for writing, could be inherited by a fork of another test.
+    let copied =
+        std::process::Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status();
+    assert!(copied.unwrap().success());
     std::fs::create_dir(&temporary).unwrap();
     std::os::unix::fs::chown(&temporary, Some(ID), Some(ID)).unwrap();
     let output = std::process::Command::new("setpriv")
