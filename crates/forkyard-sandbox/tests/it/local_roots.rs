@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{
-    ErrorKind, ExecRequest, Labels, NetworkMode, Provider, Root, Sandbox, SandboxSpec, Volume,
+    ErrorKind, ExecRequest, Labels, NetworkMode, Provider, Root, Sandbox, SandboxSpec, SnapshotMode, Volume,
 };
 
 use crate::local::as_ordinary_user;
@@ -103,7 +103,12 @@ async fn volumes_are_read_only_unless_said() {
         sh(&hostile, "mv deep moved && mkdir other && ln -s other deep && mkdir other/shown").await,
         (0, String::new())
     );
-    assert!(hostile.snapshot(&SnapshotId::new("second").unwrap(), &Labels::new()).await.is_err());
+    // A copy, taken while something still ran, leaves the mounts as they are; a new root can't be filled.
+    let second = SnapshotId::new("second").unwrap();
+    if let Ok(taken) = hostile.snapshot(&second, &Labels::new()).await {
+        assert_eq!(taken.mode, SnapshotMode::Copied);
+        provider.remove_snapshot(&second).await.unwrap();
+    }
     assert_eq!(sh(&hostile, "echo alive").await.1, "alive\n", "a snapshot that failed changes nothing");
     provider.stop(&id("hostile")).await.unwrap();
     assert!(provider.start(&id("hostile"), Attempt(2)).await.is_err());
