@@ -81,7 +81,7 @@ pub struct RunView {
     pub winner: Option<ForkNum>,
 }
 
-/// Counts as the seeds name them.
+/// How far a run has come.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     pub total_forks: u32,
@@ -91,7 +91,7 @@ pub struct Progress {
     pub failed: u32,
 }
 
-/// The seeds' lifecycle of a fork.
+/// Where a fork stands, as the API names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Lifecycle {

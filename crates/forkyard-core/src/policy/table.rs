@@ -53,7 +53,7 @@ const ALLOWED_COMMANDS: &[&str] = &[
     "tar czf out.tgz dist",
     "",
     "   # only a comment",
-    // What the seeds blocked by mistake.
+    // What a match by substring would block by mistake.
     "cmd > /dev/null",
     "cmd >/dev/null 2>&1",
     "cmd 2>/dev/null",

@@ -145,7 +145,7 @@ fn a_project_may_not_set_what_reaches_outside() {
 }
 
 #[test]
-fn variables_of_the_seeds_mean_what_they_say() {
+fn well_known_variables_mean_what_they_say() {
     for (value, expected) in [("false", true), ("0", true), ("true", false), ("1", false), ("", true)] {
         assert_eq!(
             resolve(&env(&[("DISABLE_METRICS", value)])).unwrap().settings.metrics,
