@@ -733,10 +733,14 @@ impl Server {
 
     /// A new command may be what the watchdog has to look at.
     pub(super) fn expect_work(&mut self) {
-        if self.watchdog.is_needed() && self.next_look.is_none() {
-            let wait = if self.watchdog.begin() { Duration::ZERO } else { INTERVAL };
-            self.next_look = Some(Instant::now() + wait);
+        if !self.watchdog.is_needed() {
+            return;
         }
+        if self.next_look.is_none() {
+            self.watchdog.begin();
+            self.next_look = Some(Instant::now() + INTERVAL);
+        }
+        self.watchdog.measure_if_over();
     }
 }
 

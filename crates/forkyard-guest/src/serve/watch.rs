@@ -127,10 +127,19 @@ impl Watchdog {
         }
     }
 
-    /// Commands start where nothing ran. True if they have to be looked at immediately.
-    pub fn begin(&mut self) -> bool {
+    /// Commands start where nothing ran.
+    pub fn begin(&mut self) {
         self.judge.begin();
-        self.judge.over
+    }
+
+    /// Before a command starts in a layer that was over its limit: what is left by now decides what it may hold. Measured at
+    /// once, or it could fill again what a quick `rm` has just made free.
+    pub fn measure_if_over(&mut self) {
+        if self.judge.over && self.disk.has_upper() {
+            let measured = Measured { stretch: self.judge.stretch, bytes: self.disk.measure() };
+            // A second look confirms it before anybody is killed.
+            let _ = self.judge.take(&measured);
+        }
     }
 
     /// Kills everything; what it did so far is judged by now.

@@ -63,7 +63,11 @@ impl Reference {
         if !(1..=128).contains(&tag.len()) || !tag.bytes().all(word) {
             return Err(bad("its tag is of letters, digits, `.`, `_` and `-`"));
         }
-        if !registry.bytes().all(|b| word(b) || matches!(b, b':' | b'[' | b']')) {
+        let port_is_one = match registry.rsplit_once(':') {
+            Some((_, port)) if !port.ends_with(']') => port.parse::<u16>().is_ok(),
+            Some(_) | None => true,
+        };
+        if !port_is_one || !registry.bytes().all(|b| word(b) || matches!(b, b':' | b'[' | b']')) {
             return Err(bad("its host is not one"));
         }
         let hub = matches!(registry, "docker.io" | "index.docker.io");
