@@ -139,7 +139,7 @@ pub struct RunOptions {
     /// Wait for the run's end (the default).
     #[arg(long, overrides_with = "no_wait", help_heading = "Running")]
     pub wait: bool,
-    /// Start it and return; `forkyard watch` follows it.
+    /// Start it and return; `forkyard logs -f` follows it.
     #[arg(long, overrides_with = "wait", help_heading = "Running")]
     pub no_wait: bool,
 }
