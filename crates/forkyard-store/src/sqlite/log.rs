@@ -8,8 +8,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use super::ledger;
 use super::writer::Tx;
 use crate::codec::{
-    EventRow, MAX_ANSWER_BYTES, MAX_POSITION, Page, event_id, fence, id_range, int, kind_range, no_fork,
-    no_run, over, rows, run_id, source, stream_columns, uint,
+    EventRow, MAX_ANSWER_BYTES, MAX_POSITION, Page, event_id, fence, id_range, int, kind_range, no_run, over,
+    rows, run_id, source, stream_columns, uint,
 };
 use crate::{
     Append, AppendJournal, Appended, CreateRun, Created, EventQuery, LeaseToken, NewEvent, Recorded, Result,
@@ -105,20 +105,26 @@ pub(super) fn append(tx: &Tx<'_>, append: &Append, events: &[String], views: &[S
     Ok(appended)
 }
 
+/// Refuses before it writes anything, and reads what it must know from the writer's memory of the journals' heads.
 pub(super) fn append_journal(tx: &Tx<'_>, append: &AppendJournal, events: &[String]) -> Result<Appended> {
-    let run = run_row(tx, &append.run)?;
-    let current = attempt(tx, run.n, append.fork)?.ok_or_else(|| no_fork(&append.run, append.fork))?;
-    fence(append.attempt, current)?;
-    let stream = StreamId::Journal(append.run.clone(), append.fork, append.attempt);
-    let appended = write_events(tx, run.n, run.position, &stream, append.expected, &append.events, events)?;
+    let (run, fork) = (&append.run, append.fork);
+    let head = tx.heads().journal(tx, run, fork)?;
+    fence(append.attempt, head.attempt)?;
+    expect(append.expected, head.length)?;
+    room(run, head.position, append.events.len())?;
+    tx.past_refusal();
+    let at = Appended { seq: head.length, position: head.position };
+    let stream = StreamId::Journal(run.clone(), fork, append.attempt);
+    let at = insert_events(tx, head.n, at, &stream, &append.events, events)?;
+    tx.heads().moved(run, fork, at.position, at.seq);
     for message in &append.deliver {
-        super::inbox::deliver(tx, run.n, append.fork, *message)?;
+        super::inbox::deliver(tx, head.n, fork, *message)?;
     }
-    tx.touch(&append.run);
-    Ok(appended)
+    tx.touch(run);
+    Ok(at)
 }
 
-fn length(conn: &Connection, n: i64, stream: &StreamId) -> Result<u64> {
+pub(super) fn length(conn: &Connection, n: i64, stream: &StreamId) -> Result<u64> {
     let (fork, attempt) = stream_columns(stream);
     let length: Option<i64> = conn
         .prepare_cached("SELECT length FROM streams WHERE run = ?1 AND fork = ?2 AND attempt = ?3")?
@@ -136,16 +142,38 @@ fn write_events(
     events: &[NewEvent],
     texts: &[String],
 ) -> Result<Appended> {
-    let actual = length(tx, n, stream)?;
-    if actual != expected {
-        return Err(StoreError::Conflict { expected, actual });
+    let length = length(tx, n, stream)?;
+    expect(expected, length)?;
+    room(stream.run(), position, events.len())?;
+    let at = insert_events(tx, n, Appended { seq: length, position }, stream, events, texts)?;
+    if !events.is_empty() {
+        tx.prepare_cached("UPDATE runs SET position = ?2 WHERE n = ?1")?.execute((n, int(at.position)))?;
     }
-    let mut at = Appended { seq: actual, position };
+    Ok(at)
+}
+
+fn expect(expected: u64, actual: u64) -> Result<()> {
+    if actual == expected { Ok(()) } else { Err(StoreError::Conflict { expected, actual }) }
+}
+
+fn room(run: &RunId, position: u64, events: usize) -> Result<()> {
+    if position + events as u64 > MAX_POSITION {
+        return Err(StoreError::Invalid(format!("run {run} has no room for more events")));
+    }
+    Ok(())
+}
+
+/// Puts the events at the end of a stream; the run's position is left to the caller.
+fn insert_events(
+    tx: &Tx<'_>,
+    n: i64,
+    mut at: Appended,
+    stream: &StreamId,
+    events: &[NewEvent],
+    texts: &[String],
+) -> Result<Appended> {
     if events.is_empty() {
         return Ok(at);
-    }
-    if position + events.len() as u64 > MAX_POSITION {
-        return Err(StoreError::Invalid(format!("run {} has no room for more events", stream.run())));
     }
     let (fork, attempt) = stream_columns(stream);
     let mut insert = tx.prepare_cached(
@@ -169,9 +197,11 @@ fn write_events(
             text
         ])?;
     }
-    tx.prepare_cached("INSERT OR REPLACE INTO streams (run, fork, attempt, length) VALUES (?1, ?2, ?3, ?4)")?
-        .execute((n, fork, attempt, int(at.seq)))?;
-    tx.prepare_cached("UPDATE runs SET position = ?2 WHERE n = ?1")?.execute((n, int(at.position)))?;
+    tx.prepare_cached(
+        "INSERT INTO streams (run, fork, attempt, length) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT DO UPDATE SET length = excluded.length",
+    )?
+    .execute((n, fork, attempt, int(at.seq)))?;
     Ok(at)
 }
 

@@ -3,6 +3,7 @@
 
 mod clock;
 mod error;
+mod heads;
 mod inbox;
 mod leases;
 mod ledger;
@@ -81,7 +82,7 @@ impl EventLog for SqliteStore {
     async fn append_journal(&self, append: AppendJournal) -> Result<Appended> {
         check::append_journal(&append)?;
         let events = check::events(&append.events)?;
-        self.writer.write(move |tx| log::append_journal(tx, &append, &events)).await
+        self.writer.write_checked(move |tx| log::append_journal(tx, &append, &events)).await
     }
     async fn read_stream(&self, stream: &StreamId, after: u64, limit: usize) -> Result<Vec<Recorded>> {
         let stream = stream.clone();

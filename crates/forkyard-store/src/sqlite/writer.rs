@@ -1,6 +1,8 @@
 //! The one connection of a process that writes. Requests that wait while a commit is synced make up the next
-//! transaction: one sync for all of them. Each has a savepoint of its own, so a refused one leaves no trace.
+//! transaction: one sync for all of them. A refused one leaves no trace: it has a savepoint of its own, or, as an entry
+//! of a journal has, refuses before it writes anything.
 
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::is_busy;
+use super::heads::Heads;
 use super::schema::BUSY_TIMEOUT;
 use crate::codec::{int, uint};
 use crate::hub::Hub;
@@ -29,17 +32,42 @@ const BUSY_STRETCH: Duration = Duration::from_millis(25);
 /// Changed runs that are remembered although they were deleted, so that slow watchers hear of it.
 const KEPT_CHANGES: i64 = 1000;
 
-/// An open transaction, and the runs that it has touched.
+/// An open transaction, and the runs that a request of it has touched.
 pub(super) struct Tx<'a> {
     conn: &'a Connection,
-    touched: std::cell::RefCell<BTreeSet<RunId>>,
+    touched: RefCell<BTreeSet<RunId>>,
+    heads: &'a RefCell<Heads>,
+    past_refusal: Cell<bool>,
 }
 
 impl Tx<'_> {
     /// Watchers of the run will be woken.
     pub(super) fn touch(&self, run: &RunId) {
-        self.touched.borrow_mut().insert(run.clone());
+        let mut touched = self.touched.borrow_mut();
+        if !touched.contains(run) {
+            touched.insert(run.clone());
+        }
     }
+
+    /// Where journals end. Only for requests of [`Manner::Checked`].
+    pub(super) fn heads(&self) -> RefMut<'_, Heads> {
+        self.heads.borrow_mut()
+    }
+
+    /// A request of [`Manner::Checked`] says that it will refuse no more, before it writes.
+    pub(super) fn past_refusal(&self) {
+        self.past_refusal.set(true);
+    }
+}
+
+/// How a request leaves no trace when it is refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// Whatever it wrote is rolled back.
+    Savepoint,
+    /// It writes nothing before it knows that it will not refuse: a savepoint, which makes SQLite copy each page that is
+    /// changed, is saved.
+    Checked,
 }
 
 impl Deref for Tx<'_> {
@@ -51,17 +79,22 @@ impl Deref for Tx<'_> {
 
 /// One request. Runs again if its transaction was lost.
 trait Job: Send {
+    fn manner(&self) -> Manner;
     fn run(&mut self, tx: &Tx<'_>) -> Result<()>;
     fn answer(self: Box<Self>, outcome: Result<()>);
 }
 
 struct Request<F, T> {
+    manner: Manner,
     work: F,
     value: Option<T>,
     reply: oneshot::Sender<Result<T>>,
 }
 
 impl<T: Send, F: FnMut(&Tx<'_>) -> Result<T> + Send> Job for Request<F, T> {
+    fn manner(&self) -> Manner {
+        self.manner
+    }
     fn run(&mut self, tx: &Tx<'_>) -> Result<()> {
         self.value = Some((self.work)(tx)?);
         Ok(())
@@ -87,6 +120,7 @@ impl Writer {
         std::thread::Builder::new()
             .name("store-writer".into())
             .spawn(move || {
+                let heads = RefCell::default();
                 let mut stretch = Instant::now();
                 let mut batch = Vec::new();
                 while let Some(first) = requests.blocking_recv() {
@@ -97,7 +131,7 @@ impl Writer {
                             Err(_) => break,
                         }
                     }
-                    write(&conn, std::mem::take(&mut batch), &hub);
+                    write(&conn, &heads, std::mem::take(&mut batch), &hub);
                     if requests.is_empty() {
                         stretch = Instant::now();
                     } else if stretch.elapsed() > BUSY_STRETCH {
@@ -115,26 +149,61 @@ impl Writer {
         &self,
         work: impl FnMut(&Tx<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
+        self.put(Manner::Savepoint, work).await
+    }
+
+    /// For work that calls [`Tx::past_refusal`] before its first change.
+    pub(super) async fn write_checked<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.put(Manner::Checked, work).await
+    }
+
+    async fn put<T: Send + 'static>(
+        &self,
+        manner: Manner,
+        work: impl FnMut(&Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let stopped = || StoreError::Unavailable("the store's writer has stopped".into());
         let (reply, answer) = oneshot::channel();
-        self.queue.send(Box::new(Request { work, value: None, reply })).await.map_err(|_| stopped())?;
+        let request = Request { manner, work, value: None, reply };
+        self.queue.send(Box::new(request)).await.map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?
     }
 }
 
-/// Writes the batch in one transaction. If that fails as a whole, each request gets one of its own: a request that does
+/// Why nothing of a transaction was kept.
+enum Undone {
+    /// What it tells is true of every request.
+    All(StoreError),
+    /// One request can't be written, and took the others with it.
+    One(StoreError),
+}
+
+impl<E: Into<StoreError>> From<E> for Undone {
+    fn from(error: E) -> Undone {
+        match error.into() {
+            // The disk, not the request; a smaller one may fit.
+            full @ StoreError::Full(_) => Undone::One(full),
+            error => Undone::All(error),
+        }
+    }
+}
+
+/// Writes the batch in one transaction. If one request undoes it, each gets a transaction of its own: a request that does
 /// not fit on the disk must not fail those that do.
-fn write(conn: &Connection, mut batch: Vec<Box<dyn Job>>, hub: &Hub) {
-    match transaction(conn, &mut batch, hub) {
+fn write(conn: &Connection, heads: &RefCell<Heads>, mut batch: Vec<Box<dyn Job>>, hub: &Hub) {
+    match transaction(conn, heads, &mut batch, hub) {
         Ok(outcomes) => answer(batch, outcomes),
-        Err(error) if batch.len() == 1 || !matches!(error, StoreError::Full(_)) => {
+        Err(Undone::One(_)) if batch.len() > 1 => {
+            for job in batch {
+                write(conn, heads, vec![job], hub);
+            }
+        }
+        Err(Undone::One(error) | Undone::All(error)) => {
             let outcomes = batch.iter().map(|_| Err(error.clone())).collect();
             answer(batch, outcomes);
-        }
-        Err(_) => {
-            for job in batch {
-                write(conn, vec![job], hub);
-            }
         }
     }
 }
@@ -145,9 +214,14 @@ fn answer(batch: Vec<Box<dyn Job>>, outcomes: Vec<Result<()>>) {
     }
 }
 
-fn transaction(conn: &Connection, batch: &mut [Box<dyn Job>], hub: &Hub) -> Result<Vec<Result<()>>> {
+fn transaction(
+    conn: &Connection,
+    heads: &RefCell<Heads>,
+    batch: &mut [Box<dyn Job>],
+    hub: &Hub,
+) -> Result<Vec<Result<()>>, Undone> {
     begin(conn)?;
-    let done = fill(conn, batch).and_then(|filled| {
+    let done = fill(conn, heads, batch).and_then(|filled| {
         conn.prepare_cached("COMMIT")?.execute([])?;
         Ok(filled)
     });
@@ -163,6 +237,7 @@ fn transaction(conn: &Connection, batch: &mut [Box<dyn Job>], hub: &Hub) -> Resu
             if !conn.is_autocommit() {
                 let _ = conn.execute_batch("ROLLBACK");
             }
+            heads.borrow_mut().forget();
             Err(error)
         }
     }
@@ -187,29 +262,42 @@ fn begin(conn: &Connection) -> Result<()> {
 
 type Filled = (Vec<Result<()>>, BTreeSet<RunId>, u64);
 
-fn fill(conn: &Connection, batch: &mut [Box<dyn Job>]) -> Result<Filled> {
+fn fill(conn: &Connection, heads: &RefCell<Heads>, batch: &mut [Box<dyn Job>]) -> Result<Filled, Undone> {
+    heads.borrow_mut().recall(conn)?;
     let mut all = BTreeSet::new();
     let mut outcomes = Vec::with_capacity(batch.len());
     for job in batch {
-        conn.prepare_cached("SAVEPOINT request")?.execute([])?;
-        let tx = Tx { conn, touched: Default::default() };
+        let savepoint = job.manner() == Manner::Savepoint;
+        if savepoint {
+            heads.borrow_mut().write(conn)?;
+            heads.borrow_mut().forget();
+            conn.prepare_cached("SAVEPOINT request")?.execute([])?;
+        }
+        let tx = Tx { conn, touched: Default::default(), heads, past_refusal: Cell::new(false) };
         let outcome = job.run(&tx);
-        let touched = tx.touched.into_inner();
+        let (touched, past_refusal) = (tx.touched.into_inner(), tx.past_refusal.get());
         if conn.is_autocommit() {
             // SQLite gave up the whole transaction.
-            return Err(outcome.err().unwrap_or(StoreError::Unavailable("the transaction was lost".into())));
+            return Err(outcome
+                .err()
+                .unwrap_or(StoreError::Unavailable("the transaction was lost".into()))
+                .into());
         }
         match &outcome {
             Ok(()) => all.extend(touched),
-            // The disk, not the request: all of the batch has to be written anew.
-            Err(StoreError::Full(text)) => return Err(StoreError::Full(text.clone())),
-            Err(_) => {
+            Err(full @ StoreError::Full(_)) => return Err(Undone::One(full.clone())),
+            Err(error) if past_refusal => return Err(Undone::One(error.clone())),
+            Err(_) if savepoint => {
                 conn.prepare_cached("ROLLBACK TO request")?.execute([])?;
             }
+            Err(_) => {}
         }
-        conn.prepare_cached("RELEASE request")?.execute([])?;
+        if savepoint {
+            conn.prepare_cached("RELEASE request")?.execute([])?;
+        }
         outcomes.push(outcome);
     }
+    heads.borrow_mut().write(conn)?;
     let change = number(conn, &all)?;
     Ok((outcomes, all, change))
 }

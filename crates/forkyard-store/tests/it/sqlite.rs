@@ -17,7 +17,9 @@ mod conformance {
 }
 
 use forkyard_core::SandboxId;
-use forkyard_store::conformance::{LONG, entry, event, events, patiently, run_id, start, step};
+use forkyard_core::view::View;
+use forkyard_store::StoreError;
+use forkyard_store::conformance::{LONG, entry, event, events, fork_view, patiently, run_id, start, step};
 use serde_json::json;
 
 /// Another program holds the write lock for a while: writes wait, reads do not.
@@ -117,4 +119,29 @@ async fn the_files_are_the_owners_alone() {
     }
     names.sort();
     assert_eq!(names, ["store.db", "store.db-shm", "store.db-wal"]);
+}
+
+/// What a process remembers of the journals' ends holds only until another one writes.
+#[tokio::test]
+async fn entries_of_two_processes_follow_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    let one = forkyard_store::open(path.to_str().unwrap()).await.unwrap();
+    let other = forkyard_store::open(path.to_str().unwrap()).await.unwrap();
+    let (run, lease) = start(&one, "a", 2).await;
+    let mut position = one.last_position(&run).await.unwrap();
+    for round in 0..3 {
+        for (store, fork) in [(&one, 0), (&one, 1), (&other, 0), (&other, 1)] {
+            let at = store.journal_len(&run, fork).await.unwrap();
+            let done = store.append_journal(entry(&run, fork, 1, at, events("agent.a", 2))).await.unwrap();
+            position += 2;
+            assert_eq!((done.seq, done.position), (at + 2, position), "round {round}, fork {fork}");
+        }
+    }
+    // The other process takes the fork over; the first has just written under the attempt that is now old.
+    let taken = vec![View::Fork(fork_view(&run, 0, 2))];
+    other.append(step(&run, lease, 1, vec![event("run.a", json!(1))], taken)).await.unwrap();
+    let stale = one.append_journal(entry(&run, 0, 1, 12, events("agent.a", 1))).await;
+    assert!(matches!(stale, Err(StoreError::StaleAttempt { .. })), "{stale:?}");
+    assert_eq!(one.last_position(&run).await.unwrap(), position + 1);
 }
