@@ -1,4 +1,4 @@
-//! Forkyard's chores: `cargo xtask setup | test | tidy | codegen | soak | bench`.
+//! Forkyard's chores: `cargo xtask setup | test | vm | tidy | codegen | soak | bench`.
 
 mod codegen;
 mod report;
@@ -7,6 +7,7 @@ mod setup;
 mod steps;
 mod test;
 mod tidy;
+mod vm;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -24,6 +25,8 @@ enum Command {
     Setup,
     /// Setup, then fmt, tidy, clippy, all tests and doc tests. What CI runs.
     Test(test::TestArgs),
+    /// Run the local provider's suites in a virtual machine with Debian's own kernel: as root and as an ordinary user.
+    Vm(vm::VmArgs),
     /// Check the rules that no compiler checks: crate direction, orphan files, file length, purity, markers, licences.
     Tidy,
     /// Write the generated documents (docs/configuration.md, docs/cli.md).
@@ -43,6 +46,7 @@ fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Setup => alone("setup", setup::run),
         Command::Test(args) => test::run(&args),
+        Command::Vm(args) => vm::run(&args),
         Command::Tidy => alone("tidy", tidy::run),
         Command::Codegen { check } => codegen::run(check),
         Command::Soak(args) => report::run(scenarios::Kind::Soak, &args),

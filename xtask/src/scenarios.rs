@@ -53,6 +53,13 @@ pub const SCENARIOS: &[Scenario] = &[
         env: &[],
     },
     Scenario {
+        kind: Kind::Soak,
+        name: "machine",
+        shows: "the local provider's suites on Debian's own kernel with cgroup v2, as root and as an ordinary user with and without delegated cgroups",
+        cargo: &["xtask", "vm", "--scale", "full"],
+        env: &[],
+    },
+    Scenario {
         kind: Kind::Bench,
         name: "core",
         shows: "a machine's answer to one input, a run of 100,000 events rebuilt, 10,000 live forks in one process",

@@ -12,17 +12,17 @@ use crate::steps::{cargo, on_path};
 const APT_LOCK_SECONDS: u32 = 600;
 
 /// How one sees that a package is there, without asking dpkg: another distribution has the same programs.
-enum Probe {
+pub enum Probe {
     Program(&'static str),
     /// A program below a versioned folder that is not on PATH: (folder, path below each entry).
     Versioned(&'static str, &'static str),
     File(&'static str),
 }
 
-struct Package {
-    name: &'static str,
-    probe: Probe,
-    why: &'static str,
+pub struct Package {
+    pub name: &'static str,
+    pub probe: Probe,
+    pub why: &'static str,
 }
 
 const PACKAGES: &[Package] = &[
@@ -49,7 +49,7 @@ const PACKAGES: &[Package] = &[
 ];
 
 pub fn run() -> Result<()> {
-    packages()?;
+    install(PACKAGES)?;
     nextest();
     Ok(())
 }
@@ -63,8 +63,9 @@ fn present(probe: &Probe) -> bool {
     }
 }
 
-fn packages() -> Result<()> {
-    let missing: Vec<&Package> = PACKAGES.iter().filter(|p| !present(&p.probe)).collect();
+/// Installs those of them that are not there.
+pub fn install(packages: &[Package]) -> Result<()> {
+    let missing: Vec<&Package> = packages.iter().filter(|p| !present(&p.probe)).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -90,7 +91,7 @@ fn packages() -> Result<()> {
     Ok(())
 }
 
-fn apt(args: &[&str], packages: &[&str]) -> Result<()> {
+pub fn apt(args: &[&str], packages: &[&str]) -> Result<()> {
     let root = Command::new("id").arg("-u").output().is_ok_and(|o| o.stdout.trim_ascii() == b"0");
     let mut command = if root {
         Command::new("apt-get")

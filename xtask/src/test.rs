@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::steps::{Output, Steps, cargo};
-use crate::{setup, tidy};
+use crate::{setup, tidy, vm};
 
 #[derive(clap::Args)]
 pub struct TestArgs {
@@ -77,6 +77,10 @@ pub fn run(args: &TestArgs) -> Result<()> {
         scoped(doc.args(["test", "--locked", "--doc", "--quiet"]), args);
         test_env(&mut doc, args.scale.as_str());
         steps.command("doc tests", &mut doc, Output::Quiet);
+        if args.packages.is_empty() || args.packages.iter().any(|p| p == vm::CRATE) {
+            let scope = if args.packages.is_empty() { vm::Scope::Workspace } else { vm::Scope::Crate };
+            steps.call("machine", || vm::in_ci(scope, args.verbose));
+        }
     }
     steps.finish()
 }

@@ -15,6 +15,8 @@ mod serve;
 mod sys;
 
 fn main() -> std::process::ExitCode {
+    // Kernels before 6.4 tell it by a file of /proc that is closed to us once others may not look into us.
+    let _ = rustix::param::page_size();
     let args: Vec<String> = std::env::args().collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.get(1..).unwrap_or_default() {

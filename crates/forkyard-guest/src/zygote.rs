@@ -38,8 +38,8 @@ pub struct SkeletonFile {
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Ask {
     /// Descriptors: setup channel (SEQPACKET, gets one [`Ready`]), control connection, listening control socket, then the
-    /// `tasks` or `cgroup.procs` files to join, then (if `oom_events`) the file with the kernel's count of memory kills,
-    /// then the directory's mount (if the root has one), then one mount per volume.
+    /// `tasks` or `cgroup.procs` files to join, then (if `group`) the directory of the group that they are of, then (if `oom_events`) the file with the kernel's count of memory kills,
+    /// then (if `freezer`) the `cgroup.threads`, `cgroup.freeze` and `cgroup.events` of the commands' own group, then the directory's mount (if the root has one), then one mount per volume.
     Sandbox(Box<SandboxAsk>),
     /// Descriptors: result channel, user and mount namespace, the directory's mount (if the root has one). Puts a new root under a quiet sandbox.
     Restack { root: RootAsk },
@@ -56,9 +56,12 @@ pub struct SandboxAsk {
     pub attempt: u32,
     pub processes: u32,
     pub cgroups: usize,
+    /// There is one group to be born in; where the kernel refuses that, it is joined.
+    pub group: bool,
     /// Size of /dev/shm.
     pub shm_bytes: u64,
     pub oom_events: bool,
+    pub freezer: bool,
     /// Loopback port of the proxy's listening socket.
     pub proxy_port: Option<u16>,
     /// Enforced by the guest because the machine can't.

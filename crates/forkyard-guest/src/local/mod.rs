@@ -60,12 +60,22 @@ pub fn run(commands: &str) -> ExitCode {
             }
             Ask::Restack { .. } | Ask::Work(_) => 0,
         };
+        // Born in its group, a sandbox need not move there, for which the kernel would hold up every fork of the machine.
+        let group = match &ask {
+            Ask::Sandbox(ask) if ask.group => fds.get(setup::FIXED_FDS + ask.cgroups).map(|fd| fd.as_fd()),
+            _ => None,
+        };
         // SAFETY: the zygote never starts a thread.
-        match unsafe { clone_with(namespaces) } {
+        let clone = |group| unsafe { clone_with(namespaces, group) };
+        let (cloned, in_group) = match group.map(|group| clone(Some(group))) {
+            Some(Ok(cloned)) => (Ok(cloned), true),
+            Some(Err(_)) | None => (clone(None), false),
+        };
+        match cloned {
             Ok(Cloned::Child) => {
                 drop(commands);
                 match ask {
-                    Ask::Sandbox(ask) => setup::sandbox(*ask, fds, &binds, &filter),
+                    Ask::Sandbox(ask) => setup::sandbox(*ask, fds, in_group, &binds, &filter),
                     Ask::Restack { root } => setup::restack(&root, fds, &binds),
                     Ask::Work(work) => work::run(work, fds),
                 }

@@ -20,21 +20,36 @@ const SHM_INODES: &str = "65536";
 /// The kernel's choice when memory is short: a sandbox before anything of the host.
 const OOM_SCORE: &str = "500";
 /// Descriptors of the setup: the pieces of the message, in order.
-const FIXED_FDS: usize = 3;
+pub const FIXED_FDS: usize = 3;
+const FREEZER_FDS: usize = 3;
 
 /// Folders that every root has.
 const OWN_DIRS: [&str; 5] = ["proc", "dev", "tmp", "workspace", "home/user"];
 
-/// Does not return: the clone is the sandbox's pid 1.
-pub fn sandbox(ask: SandboxAsk, mut fds: Vec<OwnedFd>, binds: &[BoundTree], filter: &[sock_filter]) {
+/// Does not return: the clone is the sandbox's pid 1. `in_group`: it has no cgroup to join.
+pub fn sandbox(
+    ask: SandboxAsk,
+    mut fds: Vec<OwnedFd>,
+    in_group: bool,
+    binds: &[BoundTree],
+    filter: &[sock_filter],
+) {
     let (root, oom) = (&ask.root, usize::from(ask.oom_events));
-    if fds.len() != FIXED_FDS + ask.cgroups + oom + usize::from(root.directory) + root.volumes.len() {
+    let (group, freezer) = (usize::from(ask.group), FREEZER_FDS * usize::from(ask.freezer));
+    if fds.len()
+        != FIXED_FDS + ask.cgroups + group + oom + freezer + usize::from(root.directory) + root.volumes.len()
+    {
         return;
     }
     let mut rest = fds.split_off(FIXED_FDS);
     let (Some(listener), Some(control), Some(ready)) = (fds.pop(), fds.pop(), fds.pop()) else { return };
-    let mut more = rest.split_off(ask.cgroups);
-    let mut trees = more.split_off(oom);
+    let mut more = rest.split_off(ask.cgroups).split_off(group);
+    if in_group {
+        rest.clear();
+    }
+    let mut freezer_files = more.split_off(oom);
+    let mut trees = freezer_files.split_off(freezer);
+    let freezer = serve::Freezer::new(freezer_files);
     let (cgroups, oom_events) = (rest, more.pop());
     let volumes = trees.split_off(usize::from(root.directory));
     match setup(&ask, &cgroups, trees.pop(), volumes, binds, filter) {
@@ -54,6 +69,7 @@ pub fn sandbox(ask: SandboxAsk, mut fds: Vec<OwnedFd>, binds: &[BoundTree], filt
                 .into_iter()
                 .chain(proxy.as_ref())
                 .chain(oom_events.as_ref())
+                .chain(freezer.iter().flat_map(|freezer| freezer.files()))
                 .collect();
             keep_only(&kept);
             serve::run(serve::Config {
@@ -70,6 +86,7 @@ pub fn sandbox(ask: SandboxAsk, mut fds: Vec<OwnedFd>, binds: &[BoundTree], filt
                 spool: Some(spool),
                 upper: Some(upper),
                 oom_events,
+                freezer,
                 landlock: true,
             })
         }

@@ -73,7 +73,7 @@ fn clone_one(tree: &Tree, shown_as: Option<u32>) -> Result<OwnedFd> {
 /// A user namespace whose only purpose is its id map.
 fn id_map(uid: u32, gid: u32, shown_as: u32) -> rustix::io::Result<OwnedFd> {
     // SAFETY: this program has one thread here.
-    match unsafe { clone_with(libc::CLONE_NEWUSER) }? {
+    match unsafe { clone_with(libc::CLONE_NEWUSER, None) }? {
         Cloned::Child => loop {
             // SAFETY: pause touches no memory; the parent ends this process.
             unsafe { libc::pause() };

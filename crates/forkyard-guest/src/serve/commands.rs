@@ -98,6 +98,10 @@ impl Server {
         if op.call.is_some() && self.jobs.values().filter(|job| job.call.is_some()).count() >= MAX_CALLS {
             return out.error(seq, Fault::TooLarge, format!("{MAX_CALLS} calls are kept; forget some"));
         }
+        if self.paused {
+            // It would stand still before it is itself, and we with it.
+            return out.error(seq, Fault::Unavailable, "the sandbox is paused: resume it first");
+        }
         match self.start(&op) {
             Ok(mut job) => {
                 job.readers.push(reader);
@@ -125,6 +129,7 @@ impl Server {
             terminal: io.terminal.is_some(),
             processes: self.config.processes,
             landlock: self.landlock.as_ref().map(|fd| fd.as_raw_fd()),
+            group: self.config.freezer.as_ref().map(|freezer| freezer.join()),
         };
         let oom_before = self.oom_count();
         let started = Instant::now();

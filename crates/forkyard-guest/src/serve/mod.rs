@@ -2,6 +2,7 @@
 
 mod commands;
 mod conn;
+mod freezer;
 mod job;
 mod outbox;
 mod procs;
@@ -17,6 +18,7 @@ use std::process::ExitCode;
 use forkyard_guest::zygote::Watch;
 use serde::Deserialize;
 
+pub use freezer::Freezer;
 pub use outbox::Outbox;
 
 /// What a guest needs to know. In a local sandbox the zygote fills it in.
@@ -38,6 +40,8 @@ pub struct Config {
     pub spool: Option<OwnedFd>,
     pub upper: Option<OwnedFd>,
     pub oom_events: Option<OwnedFd>,
+    /// Without one, commands are paused by signals.
+    pub freezer: Option<Freezer>,
     pub landlock: bool,
 }
 
@@ -122,6 +126,7 @@ pub fn container(socket: &str) -> ExitCode {
         spool: None,
         upper,
         oom_events: None,
+        freezer: None,
         landlock: false,
     })
 }

@@ -355,12 +355,16 @@ impl Server {
             }
             Op::Pause => {
                 self.paused = true;
-                procs::stop_all();
+                if !self.config.freezer.as_ref().is_some_and(|freezer| freezer.freeze()) {
+                    procs::stop_all();
+                }
                 out.push(seq, Answer::Done, &[]);
             }
             Op::Resume => {
                 self.paused = false;
-                procs::continue_all();
+                if !self.config.freezer.as_ref().is_some_and(|freezer| freezer.thaw()) {
+                    procs::continue_all();
+                }
                 out.push(seq, Answer::Done, &[]);
             }
             Op::Descriptors { what } => self.descriptors(seq, what, &out),

@@ -39,6 +39,8 @@ pub struct Command<'a> {
     pub terminal: bool,
     pub processes: u32,
     pub landlock: Option<RawFd>,
+    /// A `cgroup.threads` to join.
+    pub group: Option<RawFd>,
 }
 
 /// All that the child needs, laid out before it exists: it must not allocate.
@@ -51,6 +53,7 @@ struct Plan {
     terminal: bool,
     processes: libc::rlimit,
     landlock: RawFd,
+    group: RawFd,
     failed: Option<(Stage, i32)>,
 }
 
@@ -96,6 +99,7 @@ impl Spawner {
             terminal: command.terminal,
             processes: libc::rlimit { rlim_cur: processes, rlim_max: processes },
             landlock: command.landlock.unwrap_or(-1),
+            group: command.group.unwrap_or(-1),
             failed: None,
         };
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
@@ -129,6 +133,9 @@ fn run_child(plan: &Plan) -> Stage {
     // CLONE_SIGHAND is not set.
     unsafe {
         libc::setsid();
+        if plan.group >= 0 && libc::write(plan.group, c"0".as_ptr().cast(), 1) != 1 {
+            return Stage::Setup;
+        }
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
         libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());

@@ -107,22 +107,33 @@ pub fn pivot_here() -> Result<()> {
 
 /// `upper` over `lower` (topmost first), as a detached mount.
 pub fn overlay(upper: &str, work: &str, lower: &[String]) -> Result<OwnedFd> {
-    let mut options: Vec<(&str, Option<&str>)> =
-        lower.iter().map(|layer| ("lowerdir+", Some(layer.as_str()))).collect();
+    let layers: Vec<(&str, &str)> = lower.iter().map(|layer| ("lowerdir+", layer.as_str())).collect();
+    match overlay_of(&layers, upper, work) {
+        // Before 6.7 there is only the joined form.
+        Err(rustix::io::Errno::INVAL) => joined_overlay(upper, work, lower),
+        other => other,
+    }
+}
+
+fn overlay_of(layers: &[(&str, &str)], upper: &str, work: &str) -> Result<OwnedFd> {
+    let mut options: Vec<(&str, Option<&str>)> = layers.iter().map(|(key, at)| (*key, Some(*at))).collect();
     options.extend([("upperdir", Some(upper)), ("workdir", Some(work))]);
     // userxattr: an ordinary user may not use trusted attributes. volatile: without it each unmount syncs the host's whole
     // file system; a durable checkpoint syncs by itself.
     options.extend([("userxattr", None), ("volatile", None)]);
-    let attrs = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-    match new_fs("overlay", &options, attrs) {
-        // Kernels before 6.5 know only the joined form, whose value the new API bounds to 256 bytes.
-        Err(rustix::io::Errno::INVAL) => {
-            let joined = lower.join(":");
-            let mut options = vec![("lowerdir", Some(joined.as_str()))];
-            options.extend([("upperdir", Some(upper)), ("workdir", Some(work))]);
-            options.extend([("userxattr", None), ("volatile", None)]);
-            new_fs("overlay", &options, attrs)
-        }
-        other => other,
-    }
+    new_fs("overlay", &options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)
+}
+
+/// All layers in one value, which the kernel bounds to 256 bytes: each is named by the number of a descriptor, as
+/// /proc/self/fd has it.
+fn joined_overlay(upper: &str, work: &str, lower: &[String]) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let open = |layer: &String| rustix::fs::open(layer.as_str(), flags, Mode::empty());
+    let layers: Vec<OwnedFd> = lower.iter().map(open).collect::<Result<_>>()?;
+    let names: Vec<String> = layers.iter().map(|layer| layer.as_raw_fd().to_string()).collect();
+    let before = rustix::fs::open(".", flags, Mode::empty())?;
+    rustix::process::chdir("/proc/self/fd")?;
+    let made = overlay_of(&[("lowerdir", &names.join(":"))], upper, work);
+    rustix::process::fchdir(before)?;
+    made
 }

@@ -1,10 +1,12 @@
 //! Clones, ids, capabilities, signals.
 
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::io::Result;
 
 use super::check;
+
+const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
 /// Which side of a clone this is.
 pub enum Cloned {
@@ -12,17 +14,21 @@ pub enum Cloned {
     Parent { pid: i32, pidfd: OwnedFd },
 }
 
-/// fork with namespaces (`CLONE_NEW*`).
+/// fork with namespaces (`CLONE_NEW*`), into a cgroup of version 2 if one is given (its directory).
 ///
 /// # Safety
 /// Only for a process with one thread: locks that another thread held would stay locked in the child for ever.
-pub unsafe fn clone_with(namespaces: libc::c_int) -> Result<Cloned> {
+pub unsafe fn clone_with(namespaces: libc::c_int, group: Option<BorrowedFd<'_>>) -> Result<Cloned> {
     let mut pidfd: RawFd = -1;
     // SAFETY: an all-zero clone_args is valid.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
     args.flags = namespaces as u64 | libc::CLONE_PIDFD as u64;
     args.pidfd = &raw mut pidfd as u64;
     args.exit_signal = libc::SIGCHLD as u64;
+    if let Some(group) = group {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = group.as_raw_fd() as u64;
+    }
     // SAFETY: no stack is given, so this is a fork; `args` and `pidfd` outlive the call; the caller has one thread.
     let pid =
         check(unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) })?;

@@ -11,6 +11,10 @@ use crate::Limits;
 /// The period that CPU quotas refer to.
 const CPU_PERIOD_US: u64 = 100_000;
 const PARENT: &str = "forkyard";
+/// Beside the sandboxes' groups: the processes that they are cloned from.
+const HELPERS: &str = "helpers";
+/// Below a sandbox's group: all but its guest, to be frozen as one.
+const COMMANDS: &str = "commands";
 
 /// Where sandboxes' groups can be made on this machine.
 #[derive(Debug, Clone, Default)]
@@ -31,11 +35,16 @@ pub struct Enforced {
 
 /// The groups of one sandbox.
 pub struct Group {
+    /// Outer ones before inner ones.
     pub dirs: Vec<PathBuf>,
     /// Opened for a process to join by writing to them.
     pub joins: Vec<OwnedFd>,
+    /// The directory of the one that a process may be born in.
+    pub dir: Option<OwnedFd>,
     /// The kernel's counts of memory kills.
     pub oom_events: Option<OwnedFd>,
+    /// Of the commands' own group: `cgroup.threads`, `cgroup.freeze`, `cgroup.events`. Empty where there is none.
+    pub freezer: Vec<OwnedFd>,
     pub enforced: Enforced,
 }
 
@@ -73,12 +82,29 @@ impl Cgroups {
         }
     }
 
+    /// Puts the helper beside the sandboxes' groups, so that it may let sandboxes be born in them: for that the kernel asks for
+    /// the right to move processes in the group above both.
+    pub fn adopt(&self, helper: u32, owner: Option<u32>) {
+        let Some(parent) = &self.v2 else { return };
+        let dir = parent.join(HELPERS);
+        if make_dir(&dir) && set(&dir, "cgroup.procs", helper) {
+            allow_births(parent, owner);
+        }
+    }
+
     /// What can't be made is left out: the caller sees it in `enforced`.
-    pub fn make(&self, id: &SandboxId, limits: &Limits) -> Group {
+    /// `owner`: as whom the helper runs, if not as we do.
+    pub fn make(&self, id: &SandboxId, limits: &Limits, owner: Option<u32>) -> Group {
         // A name of its own for each start: the kernel may still be letting go of the last one.
         let name = format!("{id}.{:08x}", super::state::unique() as u32);
-        let mut group =
-            Group { dirs: Vec::new(), joins: Vec::new(), oom_events: None, enforced: Enforced::default() };
+        let mut group = Group {
+            dirs: Vec::new(),
+            joins: Vec::new(),
+            dir: None,
+            oom_events: None,
+            freezer: Vec::new(),
+            enforced: Enforced::default(),
+        };
         let quota = (limits.cpus * CPU_PERIOD_US as f64).max(1000.0) as u64;
         // One more for the guest itself, and room for the threads that answer questions about files.
         let pids = u64::from(limits.processes) + 64;
@@ -95,7 +121,14 @@ impl Cgroups {
                 };
                 group.oom_events = open(&dir.join("memory.events"), false);
                 group.joins.extend(open(&dir.join("cgroup.procs"), true));
+                allow_births(&dir, owner);
+                group.dir = open(&dir, false);
+                let commands = dir.join(COMMANDS);
                 group.dirs.push(dir);
+                if let Some(files) = commands_group(&commands) {
+                    group.dirs.push(commands);
+                    group.freezer = files;
+                }
             }
             return group;
         }
@@ -136,6 +169,7 @@ impl Cgroups {
             for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
                 let age = entry.metadata().and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
                 if entry.path().is_dir() && age.is_some_and(|age| age > OLD) {
+                    let _ = fs::remove_dir(entry.path().join(COMMANDS));
                     let _ = fs::remove_dir(entry.path());
                 }
             }
@@ -143,13 +177,33 @@ impl Cgroups {
     }
 }
 
-/// Removes groups whose last process is gone. The kernel needs a moment to let go of them.
+/// A group that shares its parent's limits and has only the processes that join it. Threaded, because a single thread joins such
+/// a group without the lock that stops every fork of the machine.
+fn commands_group(dir: &Path) -> Option<Vec<OwnedFd>> {
+    if !make_dir(dir) {
+        return None;
+    }
+    let files = set(dir, "cgroup.type", "threaded").then(|| {
+        let files = [("cgroup.threads", true), ("cgroup.freeze", true), ("cgroup.events", false)];
+        files.into_iter().filter_map(|(name, write)| open(&dir.join(name), write)).collect::<Vec<_>>()
+    });
+    let files = files.filter(|files| files.len() == 3);
+    if files.is_none() {
+        let _ = fs::remove_dir(dir);
+    }
+    files
+}
+
+/// Ends whoever is left in groups and removes them. The kernel needs a moment to let go of them.
 pub async fn remove(dirs: &[PathBuf]) {
     const TRIES: u32 = 200;
-    for dir in dirs {
+    for dir in dirs.iter().rev() {
         for _ in 0..TRIES {
             match fs::remove_dir(dir) {
                 Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                    for all in dirs {
+                        set(all, "cgroup.kill", 1); // what is below it too
+                    }
                     tokio::time::sleep(std::time::Duration::from_millis(2)).await;
                 }
                 _ => break,
@@ -170,6 +224,13 @@ pub fn usage(dirs: &[PathBuf]) -> (Option<u64>, Option<u64>) {
         text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok())
     });
     (memory, cpu)
+}
+
+/// The helper of a provider that runs as root is not root.
+fn allow_births(dir: &Path, owner: Option<u32>) {
+    if let Some(id) = owner {
+        let _ = std::os::unix::fs::chown(dir.join("cgroup.procs"), Some(id), None);
+    }
 }
 
 fn make_dir(dir: &Path) -> bool {
@@ -270,5 +331,119 @@ mod tests {
         assert_eq!(dir, Path::new("/sys/fs/cgroup/cpu/inner"));
         let unified = (PathBuf::from("/sys/fs/cgroup"), PathBuf::from("/"));
         assert_eq!(own_dir(&unified, own, str::is_empty).unwrap(), Path::new("/sys/fs/cgroup/a"));
+    }
+}
+
+/// On a machine with cgroup v2, as whom `FORKYARD_MACHINE` says: root, an ordinary user, or one with a delegated part.
+#[cfg(test)]
+mod machine {
+    use std::io::Write;
+    use std::process::{Child, Command, ExitStatus, Stdio};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const WITHIN: Duration = Duration::from_secs(120);
+
+    fn limits() -> Limits {
+        Limits {
+            memory_bytes: 64 << 20,
+            cpus: 1.0,
+            disk_bytes: 1 << 30,
+            processes: 8,
+            network_bytes_per_s: None,
+        }
+    }
+
+    /// None for whom no part is delegated: detection must say so.
+    fn group(limits: &Limits) -> Option<Group> {
+        let found = Cgroups::detect();
+        if std::env::var("FORKYARD_MACHINE").unwrap() == "user" {
+            assert_eq!((found.version(), found.can()), ("none", Enforced::default()));
+            return None;
+        }
+        assert_eq!(found.version(), "v2");
+        let group = found.make(&SandboxId::new("machine").unwrap(), limits, None);
+        assert_eq!(group.enforced, Enforced { memory: true, cpu: true, processes: true });
+        assert_eq!((group.dirs.len(), group.freezer.len()), (2, 3));
+        Some(group)
+    }
+
+    /// A shell in the group; it begins once it is there.
+    fn shell(group: &Group, script: &str) -> Child {
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("read go; {script}")])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        fs::write(group.dirs[0].join("cgroup.procs"), child.id().to_string()).unwrap();
+        child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        child
+    }
+
+    fn count(group: &Group, file: &str, what: &str) -> u64 {
+        let text = fs::read_to_string(group.dirs[0].join(file)).unwrap();
+        text.lines().find_map(|line| line.strip_prefix(what)?.trim().parse().ok()).unwrap()
+    }
+
+    fn ended(child: &mut Child) -> ExitStatus {
+        let until = Instant::now() + WITHIN;
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "it runs on");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    async fn removed(group: &Group) {
+        remove(&group.dirs).await;
+        assert!(group.dirs.iter().all(|dir| !dir.exists()), "{:?}", group.dirs);
+    }
+
+    #[tokio::test]
+    #[ignore = "needs cgroup v2: cargo xtask vm"]
+    async fn memory_is_bounded() {
+        let Some(group) = group(&limits()) else { return };
+        let status = ended(&mut shell(&group, "exec tail /dev/zero"));
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGKILL), "{status}");
+        assert!(count(&group, "memory.events", "oom_kill ") > 0);
+        removed(&group).await;
+    }
+
+    #[tokio::test]
+    #[ignore = "needs cgroup v2: cargo xtask vm"]
+    async fn processes_are_bounded_and_none_outlives_its_group() {
+        let Some(group) = group(&limits()) else { return };
+        let mut bomb = shell(&group, "while :; do sleep 1000 & done");
+        let until = Instant::now() + WITHIN;
+        while count(&group, "pids.events", "max ") == 0 {
+            assert!(Instant::now() < until, "nobody stops it");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(
+            fs::read_to_string(group.dirs[0].join("pids.current")).unwrap().trim().parse::<u32>().unwrap()
+                <= 8 + 64
+        );
+        removed(&group).await;
+        ended(&mut bomb);
+    }
+
+    #[tokio::test]
+    #[ignore = "needs cgroup v2: cargo xtask vm"]
+    async fn the_processor_is_shared_out() {
+        let Some(group) = group(&Limits { cpus: 0.2, ..limits() }) else { return };
+        let before = Instant::now();
+        let mut busy = shell(&group, "while :; do :; done");
+        while count(&group, "cpu.stat", "nr_throttled ") < 10 {
+            assert!(before.elapsed() < WITHIN, "nobody stops it");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let used = Duration::from_micros(count(&group, "cpu.stat", "usage_usec "));
+        assert!(used < before.elapsed() / 2, "{used:?} of {:?}", before.elapsed());
+        removed(&group).await;
+        ended(&mut busy);
     }
 }

@@ -335,7 +335,8 @@ impl Inner {
         let id = meta.id.clone();
         let dir = self.state.sandbox(&id);
         let zygote = self.zygote().await?;
-        let Group { dirs, joins, oom_events, enforced } = self.cgroups.make(&id, &meta.limits);
+        let Group { dirs, joins, dir: group, oom_events, freezer, enforced } =
+            self.cgroups.make(&id, &meta.limits, self.state.owner);
         let mut achieved = achieved(spec, enforced);
         let undo = dirs.clone();
         let result = async {
@@ -354,8 +355,10 @@ impl Inner {
                 attempt: meta.attempt.0,
                 processes: meta.limits.processes,
                 cgroups: joins.len(),
+                group: group.is_some(),
                 shm_bytes: MAX_SHM.min(meta.limits.memory_bytes / 2),
                 oom_events: oom_events.is_some(),
+                freezer: !freezer.is_empty(),
                 proxy_port: (spec.network.mode != NetworkMode::None).then_some(PROXY_ADDRESS.port()),
                 watch: Watch {
                     memory_bytes: watch(achieved.memory, meta.limits.memory_bytes),
@@ -365,7 +368,9 @@ impl Inner {
             }));
             let mut fds: Vec<OwnedFd> = vec![theirs.into(), listener.into()];
             fds.extend(joins);
+            fds.extend(group);
             fds.extend(oom_events);
+            fds.extend(freezer);
             fds.extend(self.host_dirs(&meta).await?);
             let cloned = zygote.sandbox(ask, fds).await?;
             meta.pid = cloned.pid;

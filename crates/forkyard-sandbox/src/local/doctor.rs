@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use super::LocalProvider;
 use super::zygote::GUEST;
+use super::{LocalProvider, kernel};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -33,15 +33,11 @@ pub async fn doctor(provider: &LocalProvider) -> Vec<Finding> {
         fix: fix.map(String::from),
     };
     let mut found = Vec::new();
-    let release =
-        std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().to_string();
-    let old = version(&release).is_some_and(|v| v < (6, 1));
-    found.push(finding(
-        "kernel",
-        if old { Level::Missing } else { Level::Ok },
-        release,
-        old.then_some("use kernel 6.1 or newer"),
-    ));
+    let release = kernel::release();
+    found.push(match kernel::check(&release) {
+        Ok(()) => finding("kernel", Level::Ok, release, None),
+        Err(e) => finding("kernel", Level::Missing, e.message.clone(), e.hint.as_deref()),
+    });
     found.push(match inner.zygote().await {
         Ok(_) => finding(
             "isolation",
@@ -75,9 +71,4 @@ pub async fn doctor(provider: &LocalProvider) -> Vec<Finding> {
     found.push(finding("host trees, read-only", Level::Ok, shown.join(", "), None));
     found.push(finding("guest", Level::Ok, format!("{} KiB, embedded", GUEST.len() / 1024), None));
     found
-}
-
-fn version(release: &str) -> Option<(u32, u32)> {
-    let mut parts = release.split(['.', '-']);
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }

@@ -11,6 +11,7 @@ mod doctor;
 mod fd;
 mod host_dirs;
 mod image;
+mod kernel;
 mod link;
 mod sandbox;
 mod snapshot;
@@ -168,6 +169,7 @@ impl Inner {
         if let Some(zygote) = slot.as_ref().filter(|zygote| zygote.is_alive()) {
             return Ok(Arc::clone(zygote));
         }
+        kernel::check(&kernel::release())?;
         let state = self.state.root.to_str().ok_or_else(|| {
             SandboxError::new(ErrorKind::Invalid, "the path of the state folder is not UTF-8")
                 .hint("use another")
@@ -180,6 +182,7 @@ impl Inner {
             files: self.files.clone(),
         };
         let zygote = Arc::new(Zygote::start(&start).await?);
+        self.cgroups.adopt(zygote.pid(), self.state.owner);
         *slot = Some(Arc::clone(&zygote));
         Ok(zygote)
     }

@@ -92,6 +92,10 @@ impl Zygote {
         }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).id()
+    }
+
     /// False once it is gone: its owner starts another.
     pub fn is_alive(&self) -> bool {
         let mut child = self.child.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -10,3 +10,4 @@ mod egress_tools;
 mod local;
 mod local_images;
 mod local_roots;
+mod machine;

@@ -1,0 +1,227 @@
+//! What a user's machine gives: its kernel, its modules, its cgroups. Those that need one of their own are ignored here and run in
+//! the virtual machine of `cargo xtask vm`, which says by `FORKYARD_MACHINE` as whom.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use forkyard_core::{Attempt, SandboxId};
+use forkyard_sandbox::local::{Level, LocalOptions, LocalProvider, doctor};
+use forkyard_sandbox::{
+    ErrorKind, ExecEvent, ExecRequest, LimitMeans, NetworkMode, Provider, SandboxSpec, SandboxStatus,
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Machine {
+    Root,
+    User,
+    Delegated,
+}
+
+fn machine() -> Machine {
+    match std::env::var("FORKYARD_MACHINE").as_deref() {
+        Ok("root") => Machine::Root,
+        Ok("user") => Machine::User,
+        Ok("delegated") => Machine::Delegated,
+        other => panic!("FORKYARD_MACHINE is {other:?}: cargo xtask vm"),
+    }
+}
+
+impl Machine {
+    fn has_groups(self) -> bool {
+        self != Machine::User
+    }
+}
+
+fn offline() -> SandboxSpec {
+    let mut spec = SandboxSpec::default();
+    spec.network.mode = NetworkMode::None;
+    // Less than the machine has, or there would be nothing to keep.
+    spec.limits.cpus = 0.5;
+    spec
+}
+
+fn provider() -> (LocalProvider, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    (LocalProvider::new(dir.path(), LocalOptions::default()).unwrap(), dir)
+}
+
+fn id(name: &str) -> SandboxId {
+    SandboxId::new(name).unwrap()
+}
+
+/// The group of a sandbox, wherever below the mount point it was made.
+fn group_of(id: &SandboxId) -> Option<PathBuf> {
+    fn find(dir: &Path, start: &str) -> Option<PathBuf> {
+        let dirs = dir.read_dir().ok()?.flatten().map(|e| e.path()).filter(|p| p.is_dir());
+        let dirs: Vec<PathBuf> = dirs.collect();
+        let named = |p: &&PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with(start));
+        dirs.iter().find(named).cloned().or_else(|| dirs.iter().find_map(|dir| find(dir, start)))
+    }
+    find(Path::new("/sys/fs/cgroup"), &format!("{id}."))
+}
+
+fn read(dir: &Path, file: &str) -> String {
+    std::fs::read_to_string(dir.join(file)).unwrap().trim().to_string()
+}
+
+#[tokio::test]
+#[ignore = "needs a machine of its own: cargo xtask vm"]
+async fn limits_are_kept_by_the_strongest_means_and_it_is_said_which() {
+    let (provider, _dir) = provider();
+    let id = id("means");
+    let sandbox = provider.create(&id, Attempt(1), &offline()).await.unwrap();
+    let achieved = sandbox.info().await.unwrap().achieved;
+    let means = if machine().has_groups() { LimitMeans::Kernel } else { LimitMeans::Watchdog };
+    assert_eq!((achieved.memory, achieved.cpu, achieved.processes), (means, means, LimitMeans::Kernel));
+    assert!(achieved.layers.iter().any(|layer| layer == "landlock"), "{:?}", achieved.layers);
+    match group_of(&id) {
+        Some(group) => {
+            assert!(machine().has_groups());
+            assert_eq!(read(&group, "memory.max"), offline().limits.memory_bytes.to_string());
+            assert_eq!(read(&group, "cpu.max"), "50000 100000");
+        }
+        None => assert!(!machine().has_groups()),
+    }
+    let found = doctor(&provider).await;
+    let about =
+        |what: &str| found.iter().find(|f| f.what == what).unwrap_or_else(|| panic!("nothing on {what}"));
+    let (level, detail) =
+        if machine().has_groups() { (Level::Ok, "cgroup v2") } else { (Level::Weak, "watchdog") };
+    for what in ["memory limit", "cpu limit"] {
+        assert_eq!(
+            (about(what).level, about(what).detail.contains(detail)),
+            (level, true),
+            "{:?}",
+            about(what)
+        );
+        assert_eq!(about(what).fix.is_some(), level == Level::Weak);
+    }
+    for what in ["kernel", "isolation", "landlock"] {
+        assert_eq!(about(what).level, Level::Ok, "{:?}", about(what));
+    }
+    if !machine().has_groups() {
+        let strict = SandboxSpec { strict: true, ..offline() };
+        let refused = provider.create(&self::id("strict"), Attempt(1), &strict).await.err().unwrap();
+        assert_eq!(refused.kind, ErrorKind::Unsupported);
+        assert!(refused.message.contains("memory") && refused.hint.is_some(), "{refused}");
+    }
+    provider.destroy(&id).await.unwrap();
+    provider.settle().await;
+    assert_eq!(group_of(&id), None, "the group stays");
+}
+
+#[tokio::test]
+#[ignore = "needs a machine of its own: cargo xtask vm"]
+async fn a_busy_sandbox_gets_its_share_of_the_processor_and_no_more() {
+    let (provider, _dir) = provider();
+    let mut spec = offline();
+    spec.limits.cpus = 0.2;
+    let sandbox = provider.create(&id("busy"), Attempt(1), &spec).await.unwrap();
+    // Clock ticks of a loop that ran for five seconds: a hundred a second, if nobody held it back.
+    let script = "(while :; do :; done) & sleep 5; read -r stat < /proc/$!/stat; set -- $stat; echo $((${14} + ${15})); kill -9 $!";
+    let (result, out, _) = sandbox.exec(ExecRequest::shell(script)).await.unwrap().output().await.unwrap();
+    let ticks: u32 = String::from_utf8(out).unwrap().trim().parse().unwrap();
+    assert_eq!(result.exit_code, 0);
+    assert!((1..250).contains(&ticks), "{ticks} ticks");
+    provider.destroy(&id("busy")).await.unwrap();
+    provider.settle().await;
+}
+
+#[tokio::test]
+#[ignore = "needs a machine of its own: cargo xtask vm"]
+async fn a_paused_sandbox_is_frozen_by_the_kernel() {
+    let (provider, _dir) = provider();
+    let id = id("frozen");
+    let sandbox = provider.create(&id, Attempt(1), &offline()).await.unwrap();
+    // It would tell of a signal to continue.
+    let script = "trap 'echo woken' CONT; echo up; while :; do echo x >> beat; sleep 0.02; done";
+    let mut command = sandbox.exec(ExecRequest::shell(script)).await.unwrap();
+    assert_eq!(command.events.recv().await.unwrap().unwrap(), ExecEvent::Stdout("up\n".into()));
+    let size = async || sandbox.stat("beat").await.map_or(0, |info| info.size);
+    sandbox.pause().await.unwrap();
+    assert_eq!(sandbox.info().await.unwrap().status, SandboxStatus::Paused);
+    if let Some(group) = group_of(&id) {
+        let commands = group.join("commands");
+        assert_eq!(
+            (read(&commands, "cgroup.freeze").as_str(), read(&group, "cgroup.freeze").as_str()),
+            ("1", "0")
+        );
+        assert!(read(&commands, "cgroup.events").contains("frozen 1"));
+    }
+    let before = size().await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(size().await, before, "files can be read, and do not change");
+    let refused = sandbox.exec(ExecRequest::new(["true"])).await.map(drop).unwrap_err();
+    assert!(refused.message.contains("paused"), "{refused}");
+    sandbox.resume().await.unwrap();
+    while size().await <= before {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    command.control.signal(forkyard_sandbox::Signal::Kill).await.unwrap();
+    let (_, out, _) = command.output().await.unwrap();
+    assert_eq!(
+        String::from_utf8_lossy(&out).contains("woken"),
+        !machine().has_groups(),
+        "who was frozen does not know"
+    );
+    // Frozen ones die too.
+    let _left = sandbox.exec(ExecRequest::new(["sleep", "600"])).await.unwrap();
+    sandbox.pause().await.unwrap();
+    provider.destroy(&id).await.unwrap();
+    provider.settle().await;
+    assert_eq!(group_of(&id), None, "the group stays");
+}
+
+/// As a machine's administrator: takes overlayfs away.
+#[tokio::test]
+#[ignore = "needs a machine of its own: cargo xtask vm"]
+async fn without_the_overlay_module_its_name_is_said() {
+    if machine() != Machine::Root {
+        return;
+    }
+    const LOADER: &str = "/proc/sys/kernel/modprobe";
+    let loader = std::fs::read_to_string(LOADER).unwrap();
+    std::fs::write(LOADER, "/bin/false").unwrap();
+    let loaded =
+        || std::fs::read_to_string("/proc/modules").unwrap().lines().any(|m| m.starts_with("overlay "));
+    while loaded() {
+        Command::new("busybox").args(["rmmod", "overlay"]).output().unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let (provider, _dir) = provider();
+    let refused = provider.create(&id("overlay"), Attempt(1), &offline()).await.err().unwrap();
+    std::fs::write(LOADER, loader.trim()).unwrap();
+    assert_eq!(refused.kind, ErrorKind::Unsupported);
+    assert_eq!(refused.hint.as_deref(), Some("load the overlay module: modprobe overlay"), "{refused}");
+    assert!(provider.list(&Default::default()).await.unwrap().is_empty());
+    provider.create(&id("overlay"), Attempt(1), &offline()).await.expect("the kernel loads it by itself");
+    provider.destroy(&id("overlay")).await.unwrap();
+    provider.settle().await;
+}
+
+/// Not a test by itself: tells what the kernel it believes to run on leads to.
+#[tokio::test]
+#[ignore = "run by another test"]
+async fn creation_on_this_kernel() {
+    let (provider, _dir) = provider();
+    let refused = provider.create(&id("old"), Attempt(1), &offline()).await.err().expect("it was made");
+    println!("refused: {:?} {refused} {}", refused.kind, refused.hint.as_deref().unwrap_or_default());
+    let found = doctor(&provider).await;
+    println!("doctor: {:?}", found.iter().find(|f| f.what == "kernel").unwrap().level);
+}
+
+#[test]
+fn an_older_kernel_is_refused_with_the_reason() {
+    // A personality under which uname answers with 2.6.
+    let output = Command::new("setarch")
+        .args([std::env::consts::ARCH, "--uname-2.6"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "machine::creation_on_this_kernel", "--ignored", "--nocapture"])
+        .output()
+        .expect("setarch of util-linux");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("refused: Unsupported kernel 2.6.") && text.contains("6.1 or newer"), "{text}");
+    assert!(text.contains("install a newer kernel") && text.contains("doctor: Missing"), "{text}");
+}
