@@ -63,10 +63,11 @@ as() {
 	)
 }
 
-scale=$(setting scale) limit=$(setting limit) only=$(setting only)
+scale=$(setting scale) limit=$(setting limit)
 failed=0 passed=0
 echo "vm: up $(uname -r), $(nproc) cores, landlock $(grep -c landlock /sys/kernel/security/lsm), $(seconds) s"
 for mode in $(setting modes | tr , ' '); do
+	only=$(setting only.$mode)
 	for program in /suite/*_tests; do
 		ignored=$($program --list --ignored --format terse | sed -n 's/: test$//p')
 		for test in $($program --list --format terse | sed -n 's/: test$//p' | grep -E "$only" | grep -v _as_an_ordinary_user); do
@@ -80,6 +81,7 @@ for mode in $(setting modes | tr , ' '); do
 			if [ $code = 0 ]; then
 				passed=$((passed + 1))
 				echo "vm: ok $mode $test $took s"
+				grep -E '^ *[0-9]+ ms ' /tmp/output | sort -rn
 			else
 				failed=$((failed + 1))
 				echo "vm: FAILED $mode $test $took s, exit status $code"

@@ -18,7 +18,10 @@ pub const LOCKED_DOWN: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
 
 /// A new file system as a detached mount. An option without a value is a flag.
 pub fn new_fs(kind: &str, options: &[(&str, Option<&str>)], attrs: MountAttrFlags) -> Result<OwnedFd> {
-    let fs = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    finish_fs(fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?, options, attrs)
+}
+
+fn finish_fs(fs: OwnedFd, options: &[(&str, Option<&str>)], attrs: MountAttrFlags) -> Result<OwnedFd> {
     for (key, value) in options {
         match value {
             Some(value) => fsconfig_set_string(fs.as_fd(), *key, *value)?,
@@ -107,21 +110,26 @@ pub fn pivot_here() -> Result<()> {
 
 /// `upper` over `lower` (topmost first), as a detached mount.
 pub fn overlay(upper: &str, work: &str, lower: &[String]) -> Result<OwnedFd> {
+    let fs = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    // Before 6.5 overlayfs takes any word and judges them all at the end, with a line in the kernel's log. It knows only the
+    // joined form, and so do some versions after it.
+    if fsconfig_set_flag(fs.as_fd(), "forkyard").is_ok() {
+        return joined_overlay(upper, work, lower);
+    }
     let layers: Vec<(&str, &str)> = lower.iter().map(|layer| ("lowerdir+", layer.as_str())).collect();
-    match overlay_of(&layers, upper, work) {
-        // Before 6.7 there is only the joined form.
+    match finish_overlay(fs, &layers, upper, work) {
         Err(rustix::io::Errno::INVAL) => joined_overlay(upper, work, lower),
         other => other,
     }
 }
 
-fn overlay_of(layers: &[(&str, &str)], upper: &str, work: &str) -> Result<OwnedFd> {
+fn finish_overlay(fs: OwnedFd, layers: &[(&str, &str)], upper: &str, work: &str) -> Result<OwnedFd> {
     let mut options: Vec<(&str, Option<&str>)> = layers.iter().map(|(key, at)| (*key, Some(*at))).collect();
     options.extend([("upperdir", Some(upper)), ("workdir", Some(work))]);
     // userxattr: an ordinary user may not use trusted attributes. volatile: without it each unmount syncs the host's whole
     // file system; a durable checkpoint syncs by itself.
     options.extend([("userxattr", None), ("volatile", None)]);
-    new_fs("overlay", &options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)
+    finish_fs(fs, &options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)
 }
 
 /// All layers in one value, which the kernel bounds to 256 bytes: each is named by the number of a descriptor, as
@@ -132,8 +140,9 @@ fn joined_overlay(upper: &str, work: &str, lower: &[String]) -> Result<OwnedFd> 
     let layers: Vec<OwnedFd> = lower.iter().map(open).collect::<Result<_>>()?;
     let names: Vec<String> = layers.iter().map(|layer| layer.as_raw_fd().to_string()).collect();
     let before = rustix::fs::open(".", flags, Mode::empty())?;
+    let fs = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::process::chdir("/proc/self/fd")?;
-    let made = overlay_of(&[("lowerdir", &names.join(":"))], upper, work);
+    let made = finish_overlay(fs, &[("lowerdir", &names.join(":"))], upper, work);
     rustix::process::fchdir(before)?;
     made
 }

@@ -65,6 +65,16 @@ pub async fn doctor(provider: &LocalProvider) -> Vec<Finding> {
     }
     let processes = if can.processes { "cgroup and rlimit" } else { "rlimit of the user namespace" };
     found.push(finding("process limit", Level::Ok, processes.into(), None));
+    let (level, pause) = match inner.cgroups.version() {
+        "v2" => (Level::Ok, "cgroup freezer"),
+        _ => (Level::Weak, "signals, which a process can see"),
+    };
+    found.push(finding(
+        "pause",
+        level,
+        pause.into(),
+        (level == Level::Weak).then_some("use cgroup v2, as root or delegated"),
+    ));
     found.push(finding("disk limit", Level::Weak, "watchdog".into(), None));
     let shown: Vec<String> =
         provider.shown().iter().map(|s| format!("{} ({})", s.path.display(), s.why)).collect();

@@ -88,6 +88,8 @@ async fn limits_are_kept_by_the_strongest_means_and_it_is_said_which() {
         |what: &str| found.iter().find(|f| f.what == what).unwrap_or_else(|| panic!("nothing on {what}"));
     let (level, detail) =
         if machine().has_groups() { (Level::Ok, "cgroup v2") } else { (Level::Weak, "watchdog") };
+    let freezer = if machine().has_groups() { "cgroup freezer" } else { "signals" };
+    assert!(about("pause").detail.contains(freezer), "{:?}", about("pause"));
     for what in ["memory limit", "cpu limit"] {
         assert_eq!(
             (about(what).level, about(what).detail.contains(detail)),
