@@ -10,13 +10,26 @@ use crate::settings::{self, Flags, Project, Resolved};
 
 /// Fork a repository into isolated sandboxes, run a coding agent in each, and keep the best result.
 #[derive(Debug, Parser)]
-#[command(name = "forkyard", version, arg_required_else_help = true, max_term_width = 110, after_help = AFTER_HELP)]
+#[command(name = "forkyard", version, max_term_width = 110, after_help = AFTER_HELP)]
 pub struct Cli {
     #[command(flatten)]
     pub global: Global,
     #[command(subcommand)]
-    pub command: Command,
+    pub command: Option<Command>,
 }
+
+/// What the program says when it is asked for nothing.
+const FIRST_PAGE: &str = "\
+Fork a repository into isolated sandboxes, run a coding agent in each, and keep the best result.
+
+  forkyard demo                                  a whole run that needs no key
+  forkyard fork -p \"Fix the failing tests\" -f 4  on this repository; needs ANTHROPIC_API_KEY
+  forkyard watch                                 the newest run on the full screen
+  forkyard list                                  all runs
+  forkyard doctor                                what this machine offers, and how to get the rest
+
+`forkyard --help` lists all commands, `forkyard COMMAND --help` explains one.
+";
 
 const AFTER_HELP: &str = "Exit status: 0 success, 1 failure, 2 bad usage, 130 interrupted.";
 
@@ -44,6 +57,7 @@ pub enum Command {
     Fork(commands::fork::ForkArgs),
     Status(commands::status::StatusArgs),
     List(commands::list::ListArgs),
+    Watch(commands::watch::WatchArgs),
     Logs(commands::logs::LogsArgs),
     Events(commands::events::EventsArgs),
     Diff(commands::diff::DiffArgs),
@@ -100,11 +114,16 @@ impl Global {
 impl Cli {
     /// Runs the command. Everything that it says goes to `out`.
     pub fn run(&self, out: &mut Output<'_>) -> Result<Exit> {
-        match &self.command {
+        let Some(command) = &self.command else {
+            out.text(FIRST_PAGE)?;
+            return Ok(Exit::Success);
+        };
+        match command {
             Command::Demo(args) => args.run(&self.global, out),
             Command::Fork(args) => args.run(&self.global, out),
             Command::Status(args) => args.run(&self.global, out),
             Command::List(args) => args.run(&self.global, out),
+            Command::Watch(args) => args.run(&self.global, out),
             Command::Logs(args) => args.run(&self.global, out),
             Command::Events(args) => args.run(&self.global, out),
             Command::Diff(args) => args.run(&self.global, out),

@@ -20,7 +20,7 @@ pub struct Now {
 }
 
 /// What is shown between a call's end and the model's first word.
-const THINKING: &str = "…";
+const THINKING: &str = "thinks …";
 
 impl Now {
     /// Something else than speaking.

@@ -3,20 +3,21 @@
 use std::time::{Duration, Instant};
 
 use forkyard_core::RunId;
-use forkyard_core::rank::Ranking;
 use forkyard_core::run::Command;
-use forkyard_core::view::{ForkView, RunOutcome, RunView};
+use forkyard_core::view::{RunOutcome, RunView};
 use forkyard_engine::embedded::DriveEnd;
-use forkyard_engine::{Engine, EngineError, log};
+use forkyard_engine::{Engine, EngineError};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use crate::doing::Doing;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::render::board::Board;
 use crate::render::closing::closing;
 use crate::render::live::Live;
+use crate::results::RunResult;
 use crate::yard::Yard;
 
 /// How often the picture is drawn anew, if something changed.
@@ -57,14 +58,15 @@ pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Lef
                 yard.engine.command(run, command, None).await.map_err(engine_error)?;
             }
             _ = frame.tick() => {
-                if let Some(board) = board(yard, run).await? {
+                live.resize(crate::render::Style::stderr(yard.settings.color));
+                if let Some(board) = board(yard, run, &yard.doing).await? {
                     if out.json { snapshot(out, &board)?; } else { live.show(board)?; }
                 }
             }
         }
     };
     // What changed since the last frame: a pipe is told everything.
-    if let Some(board) = board(yard, run).await? {
+    if let Some(board) = board(yard, run, &yard.doing).await? {
         if out.json {
             snapshot(out, &board)?;
         } else {
@@ -123,22 +125,22 @@ async fn wait_for_end(yard: &Yard, run: &RunId) -> Result<RunView> {
     }
 }
 
-/// What there is to see at this moment, with what this process knows of its agents.
-pub async fn board(yard: &Yard, run: &RunId) -> Result<Option<Board>> {
+/// What there is to see at this moment, with what is known of the agents' doings.
+pub async fn board(yard: &Yard, run: &RunId, doing: &Doing) -> Result<Option<Board>> {
     let Some(view) = yard.store.run(run).await.map_err(store_error)? else { return Ok(None) };
     let mut forks = yard.store.forks(run).await.map_err(store_error)?;
-    let mut doing = std::collections::BTreeMap::new();
+    let mut texts = std::collections::BTreeMap::new();
     for f in forks.iter_mut().filter(|f| f.outcome.is_none()) {
-        if let Some(now) = yard.doing.now(run, f.fork) {
+        if let Some(now) = doing.now(run, f.fork) {
             f.turns = f.turns.max(now.turn);
             f.tool_calls = f.tool_calls.max(now.tool_calls);
             f.cost = f.cost.max(now.cost);
-            doing.insert(f.fork, now.text);
+            texts.insert(f.fork, now.text);
         }
     }
     let spent = yard.store.balance(run).await.map_err(store_error)?.spent;
     let now = forkyard_engine::clock::Clock::system().now();
-    Ok(Some(Board { run: view, forks, doing, spent, now }))
+    Ok(Some(Board { run: view, forks, doing: texts, spent, now }))
 }
 
 fn snapshot(out: &mut Output<'_>, board: &Board) -> Result<()> {
@@ -151,59 +153,17 @@ fn snapshot(out: &mut Output<'_>, board: &Board) -> Result<()> {
 
 /// The closing table, or one document with `--json`.
 pub async fn close(yard: &Yard, view: &RunView, out: &mut Output<'_>) -> Result<Exit> {
-    let forks = yard.store.forks(&view.id).await.map_err(store_error)?;
-    let state = log::load_run(&*yard.store, &view.id).await.map_err(engine_error)?;
-    let ranking = state.as_ref().map(|(s, _)| s.ranking().clone());
+    let result = RunResult::read(yard, view).await?;
     if out.json {
-        out.json_line(&document(view, &forks, ranking.as_ref()))?;
+        out.json_line(&result)?;
     } else {
+        let forks = yard.store.forks(&view.id).await.map_err(store_error)?;
         let style = out.style;
-        out.text(&closing(view, &forks, ranking.as_ref(), &style))?;
+        out.text(&closing(view, &forks, &result, &style))?;
     }
     Ok(match view.outcome {
         Some(RunOutcome::Success) => Exit::Success,
         Some(RunOutcome::Failed | RunOutcome::Cancelled) | None => Exit::Failure,
-    })
-}
-
-/// What `--json` says of a run; documented in docs/json.md.
-pub fn document(view: &RunView, forks: &[ForkView], ranking: Option<&Ranking>) -> serde_json::Value {
-    let results: Vec<_> = forks
-        .iter()
-        .map(|f| {
-            json!({
-                "fork_num": f.fork,
-                "name": f.name,
-                "model": f.model,
-                "sandbox_id": f.sandbox,
-                "status": f.outcome.map_or(f.phase.clone(), |o| o.as_str().to_string()),
-                "success": f.outcome == Some(forkyard_core::view::ForkOutcome::Success),
-                "verified": f.verified,
-                "score": f.score,
-                "turns": f.turns,
-                "tool_calls": f.tool_calls,
-                "total_tokens": f.tokens,
-                "total_cost": f.cost.as_dollars(),
-                "execution_time": f.driven.0 as f64 / 1000.0,
-                "diff": f.diff,
-                "error": f.error,
-            })
-        })
-        .collect();
-    let successful = results.iter().filter(|r| r["success"] == true).count();
-    json!({
-        "schema": "forkyard.run/1",
-        "run": view.id,
-        "status": view.status,
-        "outcome": view.outcome,
-        "total_forks": forks.len(),
-        "successful": successful,
-        "failed": forks.len() - successful,
-        "total_cost_usd": forks.iter().map(|f| f.cost.as_dollars()).sum::<f64>(),
-        "winner": view.winner,
-        "ranking": ranking,
-        "error": view.error,
-        "results": results,
     })
 }
 

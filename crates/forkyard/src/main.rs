@@ -3,11 +3,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use forkyard::cli::Cli;
-use forkyard::exit::Exit;
-use forkyard::output::Output;
-use forkyard::render::Style;
-use forkyard::settings::{ColorMode, Raw, Value, environment};
+use forkyard::program::{Cli, ColorMode, Exit, Output, Raw, Style, Value, environment};
 
 fn main() -> ExitCode {
     // One TLS provider for everything. It fails only if there is one already, and nothing has run yet.

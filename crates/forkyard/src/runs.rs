@@ -9,6 +9,8 @@ use forkyard_core::{ForkNum, RunId};
 use forkyard_engine::activities::open_repo;
 use forkyard_engine::git::{CommitId, Repo};
 use forkyard_store::ProcessKind;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use crate::cli::Global;
 use crate::commands::target::Target;
@@ -19,6 +21,8 @@ use crate::yard::Yard;
 
 /// How long a new worker may take until its run has moved.
 const WORKER_START: Duration = Duration::from_secs(20);
+/// Runs that are looked through for one that nobody drives.
+const CLAIMABLE_LOOK: usize = 10_000;
 const WORKER_POLL: Duration = Duration::from_millis(50);
 
 /// A command over runs: opens the yard with the global settings, does its work in a runtime, and waits for it.
@@ -99,6 +103,11 @@ pub async fn has_worker(yard: &Yard) -> Result<bool> {
         .any(|p| p.host == yard.host && matches!(p.kind, ProcessKind::Worker | ProcessKind::Server)))
 }
 
+/// Whether a run waits to be driven and nobody does. A driver that died is noticed when its lease runs out.
+pub async fn is_idle(yard: &Yard, run: &RunId) -> Result<bool> {
+    Ok(yard.store.claimable(CLAIMABLE_LOOK).await.map_err(store_error)?.contains(run))
+}
+
 /// Sees to it that a run goes on without this process: a worker is told by the store, or one is started for this run alone.
 pub async fn leave_to_worker(yard: &Yard, global: &Global, run: &RunId) -> Result<()> {
     if has_worker(yard).await? {
@@ -139,4 +148,19 @@ pub async fn leave_to_worker(yard: &Yard, global: &Global, run: &RunId) -> Resul
         tokio::time::sleep(WORKER_POLL).await;
     }
     Ok(())
+}
+
+/// Cancelled by ctrl-C or SIGTERM, for what goes on until it is stopped.
+pub fn stop_on_signals() -> Result<CancellationToken> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = CancellationToken::new();
+    let stopping = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        stopping.cancel();
+    });
+    Ok(stop)
 }

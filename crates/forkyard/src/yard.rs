@@ -69,7 +69,7 @@ impl Yard {
             host: host.clone(),
             config: HandsConfig {
                 policy: settings.tables.policy.clone(),
-                hooks: vec![],
+                hooks: settings.tables.hooks.clone(),
                 skills_dir: Some(settings.home.join("skills")).filter(|d| d.is_dir()),
                 log_dir: Some(settings.log_dir.clone().unwrap_or_else(|| settings.home.join("logs"))),
                 secrets: settings.tables.secrets.clone(),

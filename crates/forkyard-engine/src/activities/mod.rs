@@ -27,6 +27,8 @@ use crate::models::Models;
 use crate::ports::Onlooker;
 use crate::sweep::{Found, Yard};
 
+pub use collect::captured_key;
+
 /// A sandbox lives at least as long as its fork, and then long enough to be collected from.
 const LIFETIME_SLACK: Millis = Millis::minutes(30);
 /// Of what a command printed, this much is kept for people.

@@ -1,14 +1,17 @@
 use clap::Args;
 use forkyard_core::RunId;
 use forkyard_core::run::Command;
+use forkyard_core::spec::ForkSpec;
 use forkyard_engine::{Engine, log};
 
+use super::fork::check_model;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow::engine_error;
 use crate::output::Output;
 use crate::runs::{the_live_run, with_yard};
+use crate::yard::Yard;
 
 /// Add forks to a run that is under way.
 #[derive(Debug, Clone, Args)]
@@ -29,29 +32,40 @@ pub struct AddArgs {
 
 impl AddArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_yard(global, async |yard| {
-            the_live_run(yard, &self.run).await?;
-            let loaded = log::load_run(&*yard.store, &self.run).await.map_err(engine_error)?;
-            let Some((state, _)) = loaded else {
-                return Err(CliError::failure(format!("run {} is gone", self.run)));
-            };
-            let Some(first) = state.spec().forks.first() else {
-                return Err(CliError::failure(format!("run {} has no fork to follow", self.run)));
-            };
-            let mut like = first.clone();
-            like.name = None;
-            if let Some(prompt) = &self.prompt {
-                like.prompt = prompt.clone();
-            }
-            if let Some(model) = &self.model {
-                yard.models.check(model).map_err(CliError::usage)?;
-                like.model = model.clone();
-            }
-            let forks = vec![like; self.forks as usize];
-            yard.engine.command(&self.run, Command::AddForks { forks }, None).await.map_err(engine_error)
-        })?;
-        let text = format!("{} more forks for {1}. See them with: forkyard status {1}", self.forks, self.run);
+        let like = Like { prompt: self.prompt.clone(), model: self.model.clone() };
+        with_yard(global, async |yard| add(yard, &self.run, self.forks, &like).await)?;
+        let more =
+            if self.forks == 1 { "One more fork".into() } else { format!("{} more forks", self.forks) };
+        let text = format!("{more} for {0}. See them with: forkyard status {0}", self.run);
         out.said("forkyard.command/1", "add", &self.run, &text)?;
         Ok(Exit::Success)
     }
+}
+
+/// How an added fork differs from the run's first.
+#[derive(Debug, Clone, Default)]
+pub struct Like {
+    pub prompt: Option<String>,
+    pub model: Option<String>,
+}
+
+/// Asks the run's driver for more forks.
+pub async fn add(yard: &Yard, run: &RunId, count: u32, like: &Like) -> Result<()> {
+    the_live_run(yard, run).await?;
+    let Some((state, _)) = log::load_run(&*yard.store, run).await.map_err(engine_error)? else {
+        return Err(CliError::failure(format!("run {run} is gone")));
+    };
+    let Some(first) = state.spec().forks.first() else {
+        return Err(CliError::failure(format!("run {run} has no fork to follow")));
+    };
+    let mut fork = ForkSpec { name: None, ..first.clone() };
+    if let Some(prompt) = &like.prompt {
+        fork.prompt = prompt.clone();
+    }
+    if let Some(model) = &like.model {
+        check_model(yard, model)?;
+        fork.model = model.clone();
+    }
+    let command = Command::AddForks { forks: vec![fork; count as usize] };
+    yard.engine.command(run, command, None).await.map_err(engine_error)
 }

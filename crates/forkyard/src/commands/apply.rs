@@ -66,8 +66,10 @@ impl ApplyArgs {
                     out.bytes(&patch)?;
                     return Ok(Exit::Success);
                 }
-                std::fs::write(&file, &patch)
-                    .map_err(|e| CliError::failure(format!("{}: {e}", file.display())))?;
+                std::fs::write(&file, &patch).map_err(|e| {
+                    CliError::failure(format!("{}: {e}", file.display()))
+                        .hint("name a file in a folder that is there and may be written to")
+                })?;
                 return say(out, "patch", &file.display().to_string(), &format!("Wrote {}.", file.display()));
             }
             let target = match &self.into {

@@ -9,7 +9,6 @@ use forkyard_engine::sweep::{self, SweepConfig, SweepStats, Yard as _};
 use forkyard_sandbox::Provider;
 use forkyard_store::SandboxQuery;
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 
 use crate::cli::Global;
 use crate::error::{CliError, Result};
@@ -18,7 +17,7 @@ use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::plain;
 use crate::render::session::day;
-use crate::runs::{with_flags, with_yard};
+use crate::runs::{stop_on_signals, with_flags, with_yard};
 use crate::settings::{Raw, Value};
 use crate::yard::Yard;
 
@@ -73,13 +72,7 @@ impl CleanupArgs {
                     "Looking for orphaned sandboxes until stopped by ctrl-C or `forkyard stop-cleanup`.",
                 )?;
             }
-            let stop = CancellationToken::new();
-            let stopping = stop.clone();
-            tokio::spawn(async move {
-                if tokio::signal::ctrl_c().await.is_ok() {
-                    stopping.cancel();
-                }
-            });
+            let stop = stop_on_signals()?;
             let stats = sweep::sweep_until_stopped(&*yard.store, &host, Clock::system(), config, stop)
                 .await
                 .map_err(store_error)?;

@@ -62,10 +62,12 @@ impl CompareArgs {
                     .iter()
                     .map(|(path, variants)| json!({ "path": path, "variants": variants }))
                     .collect();
-                let document = crate::follow::document(&view, &forks, None);
+                let result = crate::results::RunResult::read(yard, &view).await?;
+                let results: Vec<_> =
+                    result.results.iter().filter(|r| forks.iter().any(|f| f.fork == r.fork_num)).collect();
                 out.json(&json!({
                     "schema": "forkyard.comparison/1", "run": view.id, "winner": view.winner, "files": list,
-                    "results": document["results"],
+                    "results": results,
                 }))?;
                 return Ok(Exit::Success);
             }
@@ -78,8 +80,8 @@ impl CompareArgs {
             let same = files.values().filter(|v| v.len() == all && distinct(v) == 1).count();
             let one = files.values().filter(|v| v.len() == 1).count();
             out.line(&format!(
-                "{} files changed by any of {all} forks: {same} the same in all, {} in different ways, {one} by one fork alone",
-                files.len(),
+                "{} changed by any of {all} forks: {same} the same in all, {} in different ways, {one} by one fork alone",
+                if files.len() == 1 { "1 file".to_string() } else { format!("{} files", files.len()) },
                 files.values().filter(|v| distinct(v) > 1).count(),
             ))?;
             out.line("The same letter in a row is the same change.")?;

@@ -8,6 +8,7 @@ use forkyard_core::view::RunView;
 use forkyard_engine::Engine;
 use forkyard_engine::activities::open_repo;
 
+use super::fork::check_model;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
@@ -49,7 +50,7 @@ impl DemoArgs {
                     format!("{}{}", forkyard_engine::models::SCRIPT, script.display())
                 }
             };
-            yard.models.check(&model).map_err(CliError::usage)?;
+            check_model(&yard, &model)?;
             let mut spec = RunSpec::new(repo.display().to_string(), PROMPT, model, self.forks);
             spec.verify = Some("sh tests/run.sh".into());
             spec.protect = vec!["tests/**".into()];

@@ -7,6 +7,7 @@ use crate::cli::Global;
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::output::Output;
+use crate::render::session::diff_color;
 use crate::render::table::{left, right};
 use crate::render::{Cell, Color, Style, Table, plain_block};
 use crate::runs::{chosen, outcome, with_yard};
@@ -95,15 +96,7 @@ pub fn kind(kind: ChangeKind) -> (&'static str, Color) {
 fn painted(patch: &str, style: &Style) -> String {
     let mut out = String::with_capacity(patch.len());
     for line in patch.lines() {
-        let color = match line.as_bytes() {
-            [b'+', b'+', b'+', ..] | [b'-', b'-', b'-', ..] | [b'd', b'i', b'f', b'f', ..] => {
-                Some(Color::Bold)
-            }
-            [b'+', ..] => Some(Color::Green),
-            [b'-', ..] => Some(Color::Red),
-            [b'@', ..] => Some(Color::Cyan),
-            _ => None,
-        };
+        let color = diff_color(line);
         let text = plain_block(line);
         out.push_str(&color.map_or(text.clone(), |c| style.paint(c, &text)));
         out.push('\n');

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use forkyard_core::spec::{RepoSpec, RunSpec};
+use forkyard_core::spec::{ModelKnown, RepoSpec, RunSpec};
 use forkyard_core::view::EngineKind;
 use forkyard_engine::Engine;
 use forkyard_engine::git::check_url;
@@ -61,8 +61,10 @@ impl ForkArgs {
             } else {
                 std::fs::read_to_string(file)
             };
-            prompts
-                .push(text.map_err(|e| CliError::usage(format!("--prompt-file {}: {e}", file.display())))?);
+            prompts.push(text.map_err(|e| {
+                CliError::usage(format!("--prompt-file {}: {e}", file.display()))
+                    .hint("name a readable text file")
+            })?);
         }
         Ok(prompts)
     }
@@ -76,24 +78,10 @@ pub async fn start(
     options: &RunOptions,
     out: &mut Output<'_>,
 ) -> Result<Exit> {
-    if options.server.is_some() || spec.engine != EngineKind::Embedded {
-        return Err(CliError::usage(
-            "this program drives runs itself: there is no server or Temporal engine in it",
-        )
-        .hint("leave --server out, and --engine or `engine.kind` at embedded"));
+    if options.server.is_some() {
+        return Err(CliError::usage("--server: this program drives runs itself").hint("leave --server out"));
     }
-    if spec.forks.iter().any(|f| f.parent.is_some()) {
-        return Err(CliError::usage("--sandbox: runs can't start from a sandbox yet")
-            .hint("make a snapshot of it with `forkyard sandbox snapshot`, and use --snapshot"));
-    }
-    // Told before anything is stored: what is wrong with a model, and with a repository.
-    for fork in &spec.forks {
-        yard.models.check(&fork.model).map_err(CliError::usage)?;
-    }
-    if !forkyard_engine::activities::is_url(&spec.repo.source) {
-        let repo = yard.git.open(Path::new(&spec.repo.source)).await?;
-        yard.git.resolve(&repo, spec.repo.branch.as_deref()).await?;
-    }
+    check(yard, &spec).await?;
     let run = yard.engine.submit(Yard::new_run_id(), spec, None).await.map_err(engine_error)?;
     if options.waits() {
         return follow::to_the_end(yard, &run, out).await;
@@ -106,6 +94,46 @@ pub async fn start(
         &format!("{run} is under way.\n\n  forkyard status {run}\n  forkyard logs -f {run}"),
     )?;
     Ok(Exit::Success)
+}
+
+/// What is wrong with a run, its models or its repository is told before anything is stored.
+pub async fn check(yard: &Yard, spec: &RunSpec) -> Result<()> {
+    if spec.engine != EngineKind::Embedded {
+        return Err(CliError::usage("there is no Temporal engine in this program")
+            .hint("leave --engine or `engine.kind` at embedded"));
+    }
+    if spec.forks.iter().any(|f| f.parent.is_some()) {
+        return Err(CliError::usage("--sandbox: runs can't start from a sandbox yet")
+            .hint("make a snapshot of it with `forkyard sandbox snapshot`, and use --snapshot"));
+    }
+    for fork in &spec.forks {
+        check_model(yard, &fork.model)?;
+    }
+    if !forkyard_engine::activities::is_url(&spec.repo.source) {
+        let repo = yard.git.open(Path::new(&spec.repo.source)).await?;
+        yard.git.resolve(&repo, spec.repo.branch.as_deref()).await.map_err(|e| {
+            let e = CliError::from(e);
+            let hint =
+                e.hint.clone().unwrap_or_else(|| "`git branch -a` and `git tag` show what there is".into());
+            e.hint(hint)
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether a model is known and can be asked.
+pub fn check_model(yard: &Yard, model: &str) -> Result<()> {
+    if yard.models.known(model) == ModelKnown::No {
+        return Err(CliError::usage(format!("-m {model}: there is no such model")).hint(
+            "name sonnet, opus or haiku, a full model id of the price list, openai:NAME, or script:FILE",
+        ));
+    }
+    yard.models.check(model).map_err(|why| match model.starts_with(forkyard_engine::models::SCRIPT) {
+        true => {
+            CliError::usage(format!("-m {model}: {why}")).hint("docs/script-model.md says what a script is")
+        }
+        false => CliError::usage(why),
+    })
 }
 
 /// A URL as it is; a folder as an absolute path.
@@ -133,7 +161,6 @@ mod tests {
     use clap::Parser;
     use forkyard_core::Usd;
     use forkyard_core::sandbox::{NetworkMode, Root};
-    use forkyard_core::spec::ModelKnown;
 
     use super::*;
     use crate::settings::{Flags, Sources, resolve};

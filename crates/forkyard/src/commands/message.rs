@@ -12,6 +12,7 @@ use crate::exit::Exit;
 use crate::follow::{engine_error, store_error};
 use crate::output::Output;
 use crate::runs::{the_fork, the_live_run, with_yard};
+use crate::yard::Yard;
 
 /// Say something to a running agent; it reads it before its next tool call.
 #[derive(Debug, Clone, Args)]
@@ -35,24 +36,7 @@ impl MessageArgs {
             return Err(CliError::usage("the message is empty").hint("write what to say after RUN/N"));
         }
         let run = &self.target.run;
-        let kind = if self.interrupt { MessageKind::Interrupt } else { MessageKind::UserMessage };
-        let message = serde_json::to_value(StoredText { kind, content }).map_err(std::io::Error::from)?;
-        let forks: Vec<ForkNum> = with_yard(global, async |yard| {
-            the_live_run(yard, run).await?;
-            let to = match self.target.fork {
-                Some(n) => vec![the_fork(yard, run, n).await?],
-                None => yard.store.forks(run).await.map_err(store_error)?,
-            };
-            let to: Vec<ForkNum> = to.iter().filter(|f| f.outcome.is_none()).map(|f| f.fork).collect();
-            if to.is_empty() {
-                return Err(CliError::usage(format!("{} has ended: nobody would read it", self.target))
-                    .hint(format!("`forkyard status {run}` shows who is still at work")));
-            }
-            for n in &to {
-                yard.engine.message(run, *n, message.clone(), None).await.map_err(engine_error)?;
-            }
-            Ok(to)
-        })?;
+        let forks = with_yard(global, async |yard| send(yard, &self.target, &content, self.interrupt).await)?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.message/1", "run": run, "forks": forks }))?;
         } else {
@@ -61,4 +45,26 @@ impl MessageArgs {
         }
         Ok(Exit::Success)
     }
+}
+
+/// Puts a message into the inbox of the fork, or of all forks that are at work; says of which.
+pub async fn send(yard: &Yard, target: &Target, content: &str, interrupt: bool) -> Result<Vec<ForkNum>> {
+    let run = &target.run;
+    let kind = if interrupt { MessageKind::Interrupt } else { MessageKind::UserMessage };
+    let message = serde_json::to_value(StoredText { kind, content: content.to_string() })
+        .map_err(std::io::Error::from)?;
+    the_live_run(yard, run).await?;
+    let to = match target.fork {
+        Some(n) => vec![the_fork(yard, run, n).await?],
+        None => yard.store.forks(run).await.map_err(store_error)?,
+    };
+    let to: Vec<ForkNum> = to.iter().filter(|f| f.outcome.is_none()).map(|f| f.fork).collect();
+    if to.is_empty() {
+        return Err(CliError::usage(format!("{target} has ended: nobody would read it"))
+            .hint(format!("`forkyard status {run}` shows who is still at work")));
+    }
+    for n in &to {
+        yard.engine.message(run, *n, message.clone(), None).await.map_err(engine_error)?;
+    }
+    Ok(to)
 }

@@ -1,6 +1,5 @@
 use clap::Args;
 use forkyard_core::view::{ForkView, RunStatus, RunView};
-use forkyard_engine::log;
 use serde_json::json;
 
 use super::list::state as run_state;
@@ -8,12 +7,13 @@ use super::target::Target;
 use crate::cli::Global;
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::follow::{document, engine_error, store_error};
+use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::board::{diff_text, state};
 use crate::render::closing::{closing, table};
 use crate::render::session::day;
 use crate::render::{plain, plain_block};
+use crate::results::{ForkResult, RunResult};
 use crate::runs::{the_fork, the_run, with_yard};
 
 /// Show a run and its forks, or one fork.
@@ -30,18 +30,18 @@ impl StatusArgs {
             let view = the_run(yard, &self.target.run).await?;
             if let Some(n) = self.target.fork {
                 let fork = the_fork(yard, &view.id, n).await?;
+                let result = RunResult::read(yard, &view).await?;
+                let result = result.results.iter().find(|r| r.fork_num == n);
                 if out.json {
-                    out.json(&json!({ "schema": "forkyard.fork/1", "fork": fork }))?;
+                    out.json(&json!({ "schema": "forkyard.fork/1", "fork": fork, "result": result }))?;
                 } else {
-                    out.text(&one_fork(&fork))?;
+                    out.text(&one_fork(&fork, result))?;
                 }
                 return Ok(Exit::Success);
             }
-            let forks = yard.store.forks(&view.id).await.map_err(store_error)?;
-            let loaded = log::load_run(&*yard.store, &view.id).await.map_err(engine_error)?;
-            let ranking = loaded.as_ref().map(|(run, _)| run.ranking());
+            let result = RunResult::read(yard, &view).await?;
             if out.json {
-                let mut json = document(&view, &forks, ranking);
+                let mut json = serde_json::to_value(&result).map_err(std::io::Error::from)?;
                 json["repo"] = forkyard_engine::git::shown_url(&view.repo).into();
                 json["progress"] = json!(view.progress);
                 for (key, on) in
@@ -52,10 +52,11 @@ impl StatusArgs {
                 out.json(&json)?;
                 return Ok(Exit::Success);
             }
+            let forks = yard.store.forks(&view.id).await.map_err(store_error)?;
             out.text(&head(&view))?;
             let style = out.style;
             let body = if view.status == RunStatus::Ended {
-                closing(&view, &forks, ranking, &style)
+                closing(&view, &forks, &result, &style)
             } else {
                 table(&forks, &view.ranking, None).render(&style)
             };
@@ -80,7 +81,7 @@ fn head(view: &RunView) -> String {
     )
 }
 
-fn one_fork(f: &ForkView) -> String {
+fn one_fork(f: &ForkView, result: Option<&ForkResult>) -> String {
     let mut out = format!("{}/{}  {}\n", f.run, f.fork, state(f).0);
     let mut line = |name: &str, value: Option<String>| {
         if let Some(value) = value.filter(|v| !v.is_empty()) {
@@ -99,5 +100,20 @@ fn one_fork(f: &ForkView) -> String {
     line("time", Some(f.driven.to_string()));
     line("diff", f.diff.map(diff_text));
     line("error", f.error.clone());
+    line("captured", result.map(|r| r.captured.join(", ")));
+    line(
+        "tests",
+        result
+            .filter(|r| !r.edited_tests.is_empty())
+            .map(|r| format!("edited {}", r.edited_tests.join(", "))),
+    );
+    for (title, text) in [
+        ("It said:", result.and_then(|r| r.final_response.as_deref())),
+        ("Verify said:", result.and_then(|r| r.verify_output.as_deref())),
+    ] {
+        if let Some(text) = text.map(str::trim).filter(|t| !t.is_empty()) {
+            out.push_str(&format!("\n{title}\n{}\n", plain_block(text)));
+        }
+    }
     out
 }

@@ -1,15 +1,13 @@
 use clap::Args;
 use forkyard_core::RunId;
 use forkyard_store::ProcessKind;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow;
 use crate::output::Output;
-use crate::runs::{the_run, with_flags};
+use crate::runs::{stop_on_signals, the_run, with_flags};
 
 /// Drive runs of the store until stopped.
 #[derive(Debug, Clone, Args)]
@@ -35,17 +33,7 @@ impl WorkerArgs {
         flags.set_option("engine.host_concurrency", "--concurrency", self.concurrency.as_ref());
         with_flags(global, flags, async |yard| {
             log_to_stderr(&yard.settings.log);
-            let stop = CancellationToken::new();
-            let mut term = signal(SignalKind::terminate())?;
-            let mut int = signal(SignalKind::interrupt())?;
-            let stopping = stop.clone();
-            tokio::spawn(async move {
-                tokio::select! {
-                    _ = term.recv() => {}
-                    _ = int.recv() => {}
-                }
-                stopping.cancel();
-            });
+            let stop = stop_on_signals()?;
             if let Some(run) = &self.run {
                 the_run(yard, run).await?;
                 follow::drive_patiently(yard, run, stop).await?;

@@ -28,10 +28,19 @@ pub struct Board {
     pub now: Timestamp,
 }
 
+/// One fork in one line: a mark and its number in the colour of its state, and the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForkText {
+    pub head: String,
+    pub color: Color,
+    pub rest: String,
+}
+
 /// A fork's state in one word, and its colour.
 pub fn state(f: &ForkView) -> (&'static str, Color) {
     match (f.outcome, f.lifecycle) {
         (Some(ForkOutcome::Success), _) if f.verified == Some(true) => ("verified", Color::Green),
+        (Some(ForkOutcome::Success), _) if f.verified == Some(false) => ("unverified", Color::Yellow),
         (Some(ForkOutcome::Success), _) => ("success", Color::Green),
         (Some(ForkOutcome::Failed), _) => ("failed", Color::Red),
         (Some(ForkOutcome::Timeout), _) => ("timeout", Color::Red),
@@ -63,6 +72,9 @@ fn last_line(text: &str) -> String {
 
 /// `2 files +10 -3`.
 pub fn diff_text(d: DiffStat) -> String {
+    if d.is_empty() {
+        return "no change".into();
+    }
     let files = if d.files == 1 { "file" } else { "files" };
     format!("{} {files} +{} -{}", d.files, d.added, d.removed)
 }
@@ -87,7 +99,7 @@ impl Board {
             hidden = shown.split_off(room);
             shown.sort_by_key(|f| f.fork);
         }
-        let digits = self.forks.iter().map(|f| f.fork).max().unwrap_or(0).to_string().len();
+        let digits = self.digits();
         let mut lines: Vec<String> = shown.iter().map(|f| self.fork_line(f, digits, style)).collect();
         if !hidden.is_empty() {
             let count = |u: u8| hidden.iter().filter(|f| urgency(f) == u).count();
@@ -103,6 +115,13 @@ impl Board {
     }
 
     fn fork_line(&self, f: &ForkView, digits: usize, style: &Style) -> String {
+        let ForkText { head, color, rest } = self.fork_text(f, digits);
+        let line = fit(&rest, style.width.saturating_sub(width(&head)));
+        format!("{}{line}", style.paint(color, &head))
+    }
+
+    /// A fork's line before it is cut and painted; harmless for a terminal.
+    pub fn fork_text(&self, f: &ForkView, digits: usize) -> ForkText {
         let (word, color) = state(f);
         let time =
             f.started_at.map_or(String::new(), |s| f.ended_at.unwrap_or(self.now).since(s).to_string());
@@ -112,12 +131,15 @@ impl Board {
             None => self.doing.get(&f.fork).map(|text| last_line(text)).unwrap_or_default(),
             Some(_) => f.error.clone().unwrap_or_else(|| f.diff.map_or(String::new(), diff_text)),
         };
-        let head = format!("{} {:>digits$} ", glyph(f), f.fork);
+        let mark = if self.run.winner == Some(f.fork) { "★" } else { glyph(f) };
         let mut rest = format!("{word:<10}");
         if f.turns > 0 {
             rest.push_str(&format!(" turn {:<3}", f.turns));
         }
         if f.lifecycle > Lifecycle::Creating {
+            if f.turns == 0 {
+                rest.push_str("         ");
+            }
             rest.push_str(&format!(" {:>8} {:>6}", f.cost.to_string(), time));
         }
         rest.push_str("  ");
@@ -126,30 +148,42 @@ impl Board {
             rest.push_str(": ");
         }
         rest.push_str(&plain(&tail));
-        let line = fit(rest.trim_end(), style.width.saturating_sub(width(&head)));
-        format!("{}{line}", style.paint(color, &head))
+        rest.truncate(rest.trim_end().len());
+        ForkText { head: format!("{mark} {:>digits$} ", f.fork), color, rest }
+    }
+
+    /// Columns of the largest fork number.
+    pub fn digits(&self) -> usize {
+        self.forks.iter().map(|f| f.fork).max().unwrap_or(0).to_string().len()
     }
 
     fn totals(&self, style: &Style) -> Vec<String> {
         let ended = self.forks.iter().filter(|f| f.outcome.is_some()).count();
-        let total = self.forks.len();
-        let flags: Vec<&str> = [(self.run.paused, "paused"), (self.run.cancelling, "cancelling")]
-            .iter()
-            .filter(|(on, _)| *on)
-            .map(|(_, word)| *word)
-            .collect();
-        let time = self.now.since(self.run.created_at);
-        let mut line = format!("{} {ended}/{total} forks  {time}", bar(ended as f64, total as f64));
-        if !flags.is_empty() {
-            line.push_str(&format!("  {}", flags.join(", ")));
+        let (forks, money) = self.total_texts();
+        let mut forks = format!("{} {forks}", bar(ended as f64, self.forks.len() as f64));
+        for (on, word) in [(self.run.paused, "paused"), (self.run.cancelling, "cancelling")] {
+            if on {
+                forks.push_str(&format!("  {word}"));
+            }
         }
         let money = match self.run.limits.run {
-            Some(limit) => {
-                format!("{} {} of {limit}", bar(self.spent.as_dollars(), limit.as_dollars()), self.spent)
-            }
+            Some(limit) => format!("{} {money}", bar(self.spent.as_dollars(), limit.as_dollars())),
+            None => money,
+        };
+        vec![fit(&forks, style.width), fit(&money, style.width)]
+    }
+
+    /// How far the forks are, and the money.
+    pub fn total_texts(&self) -> (String, String) {
+        let ended = self.forks.iter().filter(|f| f.outcome.is_some()).count();
+        let total = self.forks.len();
+        let time = self.run.ended_at.unwrap_or(self.now).since(self.run.created_at);
+        let line = format!("{ended}/{total} forks  {time}");
+        let money = match self.run.limits.run {
+            Some(limit) => format!("{} of {limit}", self.spent),
             None => format!("{} spent", self.spent),
         };
-        vec![fit(&line, style.width), fit(&money, style.width)]
+        (line, money)
     }
 
     /// For a pipe: a line for everything that differs from an earlier board, oldest fork first.

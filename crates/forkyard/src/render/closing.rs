@@ -1,6 +1,5 @@
 //! What a run came to: a table, best first, why the best is best, and what to type next.
 
-use forkyard_core::rank::Ranking;
 use forkyard_core::view::{ForkOutcome, ForkView, RunView};
 use forkyard_core::{ForkNum, Usd};
 
@@ -8,44 +7,7 @@ use super::board::{diff_text, state};
 use super::plain::{fit, plain};
 use super::style::{Color, Style};
 use super::table::{Cell, Table, left, right};
-
-/// Sums over all forks of a run.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Totals {
-    pub forks: usize,
-    pub successful: usize,
-    pub failed: usize,
-    pub verified: usize,
-    pub turns: u64,
-    pub tool_calls: u64,
-    pub tokens: u64,
-    pub cost: Usd,
-    pub seconds: f64,
-}
-
-impl Totals {
-    pub fn of(forks: &[ForkView]) -> Totals {
-        let mut t = Totals { forks: forks.len(), ..Totals::default() };
-        for f in forks {
-            t.successful += usize::from(f.outcome == Some(ForkOutcome::Success));
-            t.failed += usize::from(f.outcome.is_some_and(|o| o != ForkOutcome::Success));
-            t.verified += usize::from(f.verified == Some(true));
-            t.turns += u64::from(f.turns);
-            t.tool_calls += u64::from(f.tool_calls);
-            t.tokens += f.tokens;
-            t.cost += f.cost;
-            t.seconds += f.driven.0 as f64 / 1000.0;
-        }
-        t
-    }
-    /// Of the forks that there are; 0 if there are none.
-    pub fn success_rate(&self) -> f64 {
-        self.mean(self.successful as f64)
-    }
-    pub fn mean(&self, sum: f64) -> f64 {
-        if self.forks == 0 { 0.0 } else { sum / self.forks as f64 }
-    }
-}
+use crate::results::RunResult;
 
 /// The table in the order of the ranking; forks that it does not name come last.
 pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> Table {
@@ -74,7 +36,6 @@ pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> 
             None => Cell::default(),
         };
         let diff = match f.diff {
-            Some(d) if d.is_empty() => "none".to_string(),
             Some(d) => diff_text(d),
             None => String::new(),
         };
@@ -93,25 +54,30 @@ pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> 
     table
 }
 
+/// Of the tests that a fork edited, these many are named.
+const MAX_TESTS_NAMED: usize = 3;
+
 /// All that is printed when a run has ended.
-pub fn closing(run: &RunView, forks: &[ForkView], ranking: Option<&Ranking>, style: &Style) -> String {
+pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &Style) -> String {
     let mut out = table(forks, &run.ranking, run.winner).render(style);
-    let t = Totals::of(forks);
     let line = |out: &mut String, text: String| {
         out.push_str(&fit(&text, style.width));
         out.push('\n');
     };
     out.push('\n');
     let verified = if forks.iter().any(|f| f.verified.is_some()) {
-        format!(", {} verified", t.verified)
+        format!(", {} verified", forks.iter().filter(|f| f.verified == Some(true)).count())
     } else {
         String::new()
     };
-    line(&mut out, format!("{} of {} forks succeeded{verified}, {} in all", t.successful, t.forks, t.cost));
+    let cost: Usd = forks.iter().map(|f| f.cost).sum();
+    let (good, all) = (result.successful, forks.len());
+    let noun = if all == 1 { "fork" } else { "forks" };
+    line(&mut out, format!("{good} of {all} {noun} succeeded{verified}, {cost} in all"));
     if let Some(error) = &run.error {
         line(&mut out, style.paint(Color::Red, &plain(error)));
     }
-    if let Some(r) = ranking {
+    if let Some(r) = &result.ranking {
         if r.base_passes == Some(true) {
             line(&mut out, "The base passes verify as it is: being verified says little here.".into());
         }
@@ -121,6 +87,12 @@ pub fn closing(run: &RunView, forks: &[ForkView], ranking: Option<&Ranking>, sty
             line(&mut out, format!("★ {}/{winner}: {}", run.id, plain(&best.reason)));
         }
     }
+    for f in result.results.iter().filter(|f| !f.edited_tests.is_empty()) {
+        let names = f.edited_tests.iter().take(MAX_TESTS_NAMED).map(|t| plain(t)).collect::<Vec<_>>();
+        let more = f.edited_tests.len().saturating_sub(MAX_TESTS_NAMED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        line(&mut out, format!("Fork {} edited tests: {}{more}", f.fork_num, names.join(", ")));
+    }
     let best = run.winner.or_else(|| run.ranking.first().copied());
     let changed = |n: ForkNum| forks.iter().any(|f| f.fork == n && f.diff.is_some_and(|d| !d.is_empty()));
     if let Some(best) = best.filter(|n| changed(*n)) {
@@ -129,7 +101,7 @@ pub fn closing(run: &RunView, forks: &[ForkView], ranking: Option<&Ranking>, sty
         for command in [format!("forkyard diff {id}/{best}"), format!("forkyard apply {id}/{best}")] {
             line(&mut out, format!("  {}", style.paint(Color::Cyan, &command)));
         }
-        if t.forks > 1 {
+        if all > 1 {
             line(&mut out, format!("  {}", style.paint(Color::Cyan, &format!("forkyard compare {id}"))));
         }
     }
@@ -138,13 +110,19 @@ pub fn closing(run: &RunView, forks: &[ForkView], ranking: Option<&Ranking>, sty
 
 #[cfg(test)]
 mod tests {
-    use forkyard_core::rank::Ranked;
+    use std::collections::BTreeMap;
+
+    use forkyard_core::rank::{Ranked, Ranking};
     use forkyard_core::view::{DiffStat, Lifecycle};
 
     use super::super::fixture::{board, fork};
     use super::*;
 
-    fn ended() -> (RunView, Vec<ForkView>, Ranking) {
+    fn result(run: &RunView, forks: &[ForkView], ranking: Option<Ranking>) -> RunResult {
+        RunResult::new(run, forks, &BTreeMap::new(), ranking)
+    }
+
+    fn ended() -> (RunView, Vec<ForkView>, RunResult) {
         let mut forks = vec![
             fork(0, Lifecycle::Failed, Some(ForkOutcome::Failed)),
             fork(1, Lifecycle::Completed, Some(ForkOutcome::Success)),
@@ -162,18 +140,19 @@ mod tests {
             winner: Some(1),
             base_passes: Some(true),
         };
-        (run, forks, ranking)
+        let result = result(&run, &forks, Some(ranking));
+        (run, forks, result)
     }
 
     #[test]
     fn best_first_with_the_reason_and_what_to_type() {
-        let (run, forks, ranking) = ended();
+        let (run, forks, result) = ended();
         assert_eq!(
-            closing(&run, &forks, Some(&ranking), &Style::PIPE),
+            closing(&run, &forks, &result, &Style::PIPE),
             "Fork  Status     Verified  Turns   Cost  Duration  Diff            Error\n\
              \x20★ 1  success    yes           7  $1.25     1m02s  2 files +10 -3\n\
              \x20  0  failed     no            7  $1.25     1m02s  2 files +10 -3  max_turns: the agent took 100 turns\\x1b[31m\n\
-             \x20  2  cancelled                7  $1.25     1m02s  none\n\
+             \x20  2  cancelled                7  $1.25     1m02s  no change\n\
              \n\
              1 of 3 forks succeeded, 1 verified, $3.75 in all\n\
              The base passes verify as it is: being verified says little here.\n\
@@ -187,10 +166,10 @@ mod tests {
 
     #[test]
     fn a_narrow_terminal_gets_blocks_and_no_line_is_too_long() {
-        let (run, forks, ranking) = ended();
+        let (run, forks, result) = ended();
         for columns in [20, 40, 60, 80, 100] {
             let style = Style { color: false, width: columns, height: Some(24) };
-            for line in closing(&run, &forks, Some(&ranking), &style).lines() {
+            for line in closing(&run, &forks, &result, &style).lines() {
                 assert!(super::super::width(line) <= columns, "{columns}: {line:?}");
             }
         }
@@ -203,7 +182,8 @@ mod tests {
         for f in &mut forks {
             f.diff = Some(DiffStat::default());
         }
-        assert!(!closing(&run, &forks, None, &Style::PIPE).contains("forkyard apply"));
-        assert_eq!(Totals::of(&[]).success_rate(), 0.0);
+        let none = result(&run, &forks, None);
+        assert!(!closing(&run, &forks, &none, &Style::PIPE).contains("forkyard apply"));
+        assert_eq!(result(&run, &[], None).totals.success_rate, 0.0);
     }
 }

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use super::board::Board;
+use super::plain::width;
 use super::style::Style;
 
 const HIDE_CURSOR: &str = "\x1b[?25l";
@@ -12,13 +13,14 @@ const SHOW_CURSOR: &str = "\x1b[?25h";
 pub struct Live<W: Write> {
     out: W,
     style: Style,
-    drawn: usize,
+    /// Columns of each line that stands there.
+    drawn: Vec<usize>,
     last: Option<Board>,
 }
 
 impl<W: Write> Live<W> {
     pub fn new(out: W, style: Style) -> Live<W> {
-        Live { out, style, drawn: 0, last: None }
+        Live { out, style, drawn: Vec::new(), last: None }
     }
 
     /// The terminal has another size now.
@@ -38,7 +40,8 @@ impl<W: Write> Live<W> {
             // What is left of a longer picture.
             text.push_str("\x1b[J");
             self.out.write_all(text.as_bytes())?;
-            self.drawn = lines.len();
+            self.drawn =
+                board.lines(&Style { color: false, ..self.style }).iter().map(|l| width(l)).collect();
         } else {
             for line in board.changes(self.last.as_ref()) {
                 writeln!(self.out, "{line}")?;
@@ -56,7 +59,7 @@ impl<W: Write> Live<W> {
         }
         let text = format!("{}\x1b[J{line}\n", self.back());
         self.out.write_all(text.as_bytes())?;
-        self.drawn = 0;
+        self.drawn.clear();
         match self.last.take() {
             Some(board) => self.show(board),
             None => self.out.flush(),
@@ -68,14 +71,15 @@ impl<W: Write> Live<W> {
         if self.style.is_terminal() {
             let text = format!("{}\x1b[J{SHOW_CURSOR}", self.back());
             self.out.write_all(text.as_bytes())?;
-            self.drawn = 0;
+            self.drawn.clear();
         }
         self.out.flush()
     }
 
-    /// To the picture's first line.
+    /// To the picture's first line. A terminal that was made narrower has broken the lines that were too long for it.
     fn back(&self) -> String {
-        if self.drawn > 0 { format!("\r\x1b[{}A", self.drawn) } else { String::new() }
+        let rows: usize = self.drawn.iter().map(|w| w.div_ceil(self.style.width).max(1)).sum();
+        if rows > 0 { format!("\r\x1b[{rows}A") } else { String::new() }
     }
 }
 
@@ -152,6 +156,21 @@ mod tests {
         expected.push(String::new());
         assert_eq!(lines, expected);
         assert!(cursor);
+    }
+
+    #[test]
+    fn a_narrower_terminal_shows_no_part_of_the_old_picture() {
+        let mut bytes = Vec::new();
+        let mut live = Live::new(&mut bytes, TERMINAL);
+        let mut b = board(vec![fork(0, Lifecycle::Running, None)]);
+        b.doing.insert(0, "x".repeat(200));
+        live.show(b.clone()).unwrap();
+        live.resize(Style { width: 30, ..TERMINAL });
+        live.show(b.clone()).unwrap();
+        drop(live);
+        let text = String::from_utf8(bytes).unwrap();
+        // 60, 40 and 38 columns, of which a terminal of 30 makes two lines each.
+        assert!(text.contains("\x1b[6A"), "{text:?}");
     }
 
     #[test]

@@ -110,26 +110,60 @@ fn said(event: &AgentEvent) -> Vec<(&'static str, Color, String)> {
     }
 }
 
-/// The lines of one entry, harmless for a terminal.
-pub fn lines(entry: &JournalEntry, style: &Style) -> Vec<String> {
-    let time = style.paint(Color::Dim, &clock(entry.at));
-    let indent = if entry.subagent.is_some() { "  " } else { "" };
+/// One line of what is shown of an entry, harmless for a terminal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    pub at: Timestamp,
+    /// Said or done by a subagent.
+    pub nested: bool,
+    pub mark: &'static str,
+    pub color: Color,
+    pub text: String,
+    /// Colour of the text itself, where it has one.
+    pub text_color: Option<Color>,
+}
+
+/// What is shown of one entry.
+pub fn parts(entry: &JournalEntry) -> Vec<Line> {
     let mut out = Vec::new();
     for (mark, color, text) in said(&entry.event) {
+        let line = |text: String, text_color| {
+            let nested = entry.subagent.is_some();
+            Line { at: entry.at, nested, mark, color, text, text_color }
+        };
+        let is_diff = matches!(entry.event, AgentEvent::FileEdited(_));
         let all: Vec<&str> = text.trim_end().trim_start_matches('\n').lines().collect();
-        for line in all.iter().take(MAX_LINES) {
-            out.push(format!("{time} {indent}{} {}", style.paint(color, mark), plain_block(line)));
+        for (i, text) in all.iter().take(MAX_LINES).enumerate() {
+            let text_color = if is_diff && i > 0 { diff_color(text) } else { None };
+            out.push(line(plain_block(text), text_color));
         }
         if all.len() > MAX_LINES {
-            let more = format!("({} more lines)", all.len() - MAX_LINES);
-            out.push(format!(
-                "{time} {indent}{} {}",
-                style.paint(color, mark),
-                style.paint(Color::Dim, &more)
-            ));
+            out.push(line(format!("({} more lines)", all.len() - MAX_LINES), Some(Color::Dim)));
         }
     }
     out
+}
+
+/// The same as text.
+pub fn lines(entry: &JournalEntry, style: &Style) -> Vec<String> {
+    let time = style.paint(Color::Dim, &clock(entry.at));
+    let text = |l: &Line| l.text_color.map_or_else(|| l.text.clone(), |c| style.paint(c, &l.text));
+    let indent = |l: &Line| if l.nested { "  " } else { "" };
+    parts(entry)
+        .iter()
+        .map(|l| format!("{time} {}{} {}", indent(l), style.paint(l.color, l.mark), text(l)))
+        .collect()
+}
+
+/// The colour of a line of a unified diff.
+pub fn diff_color(line: &str) -> Option<Color> {
+    match line.as_bytes() {
+        [b'+', b'+', b'+', ..] | [b'-', b'-', b'-', ..] | [b'd', b'i', b'f', b'f', ..] => Some(Color::Bold),
+        [b'+', ..] => Some(Color::Green),
+        [b'-', ..] => Some(Color::Red),
+        [b'@', ..] => Some(Color::Cyan),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -11,18 +11,15 @@ mod tables;
 mod trust;
 mod value;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-pub use error::{Origin, Problem, SettingsError, nearest};
-pub use forkyard_core::policy::PermissionMode;
-pub use forkyard_core::view::EngineKind;
+pub use error::{Origin, SettingsError, nearest};
 pub use home::{PROJECT_FILE, USER_FILE, environment, find_project_file, home, read_file};
 pub use reference::markdown;
-pub use resolve::{Effective, Resolved, SourceFile, Sources, resolve, setting};
-pub use table::{ColorMode, Reads, Setting, Settings, StoreUrl, TABLE, Var};
-pub use tables::Tables;
+pub use resolve::{Effective, Resolved, Sources, resolve, setting};
+pub use table::{ColorMode, Settings, TABLE};
 pub use trust::Trust;
-pub use value::{ByteSize, Raw, Secret, Value};
+pub use value::{ByteSize, Raw, Value};
 
 /// Values that were given as flags.
 #[derive(Debug, Clone, Default)]
@@ -58,20 +55,29 @@ pub enum Project<'a> {
     None,
     /// That of the repository around this folder.
     Around(&'a Path),
-    /// A text from elsewhere, such as a commit.
-    Text(SourceFile),
 }
 
 /// Settings of this process.
 pub fn load(flags: Flags, project: Project<'_>) -> Result<Resolved, SettingsError> {
+    load_from(None, flags, project)
+}
+
+/// The same, with a home that the caller names.
+pub fn load_from(
+    home: Option<PathBuf>,
+    flags: Flags,
+    project: Project<'_>,
+) -> Result<Resolved, SettingsError> {
     let env = environment();
-    let home = home(&env)?;
+    let home = match home {
+        Some(home) => home,
+        None => self::home(&env)?,
+    };
     let user_path = home.join(USER_FILE);
     let shown = user_path.display().to_string();
     let user_file = read_file(&user_path, |line| Origin::File { path: shown.clone(), line })?;
     let project_file = match project {
         Project::None => None,
-        Project::Text(file) => Some(file),
         Project::Around(dir) => match find_project_file(dir) {
             Some(path) => {
                 let shown = path.display().to_string();

@@ -57,6 +57,19 @@ Dollars per million tokens, over the built-in list: `input`, `output`, `cache_wr
 
 What tool calls are judged by: `permission_mode`, `allowed_tools`, `disallowed_tools`, `allowed_paths`, `blocked_paths`,
 `secret_paths`, `strict_paths`, `blocked_commands`, `block_fork_bombs`, `max_file_bytes`, `max_calls_per_turn`.
+
+### `[[hooks]]`
+
+A command that is run on the host before or after tool calls: JSON on its standard input, a decision by its exit status or its
+output. Several are asked in their order.
+
+```toml
+[[hooks]]
+event = \"PreToolUse\"           # or \"PostToolUse\"
+matcher = \"Bash|Write\"         # names with | and *; empty: all tools
+command = \"/home/me/bin/judge\"
+timeout_ms = 60000
+```
 ";
 
 fn entry(s: &Setting) -> String {

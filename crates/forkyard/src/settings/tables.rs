@@ -1,8 +1,9 @@
-//! Settings that are tables of their own: secrets bound to hosts, prices of models, the policy. They come from the user's file,
+//! Settings that are tables of their own: secrets bound to hosts, prices of models, the policy, hooks. They come from the user's file,
 //! or from a project's file that the user trusts, and from nowhere else.
 
 use std::collections::BTreeMap;
 
+use forkyard_agent::HookConfig;
 use forkyard_core::policy::PolicyConfig;
 use forkyard_core::pricing::ModelSpec;
 use forkyard_core::sandbox;
@@ -11,7 +12,7 @@ use serde::Deserialize;
 use super::error::{Origin, Problem};
 
 /// The tables' names.
-pub(super) const NAMES: &[&str] = &["secrets", "prices", "policy"];
+pub(super) const NAMES: &[&str] = &["secrets", "prices", "policy", "hooks"];
 
 #[derive(Debug, Clone, Default)]
 pub struct Tables {
@@ -20,6 +21,8 @@ pub struct Tables {
     /// By model; over the built-in list.
     pub prices: BTreeMap<String, ModelSpec>,
     pub policy: PolicyConfig,
+    /// Run on the host, in this order.
+    pub hooks: Vec<HookConfig>,
 }
 
 #[derive(Deserialize)]
@@ -29,6 +32,8 @@ struct File {
     #[serde(default)]
     prices: BTreeMap<String, ModelSpec>,
     policy: Option<PolicyConfig>,
+    #[serde(default)]
+    hooks: Vec<HookConfig>,
 }
 
 #[derive(Deserialize)]
@@ -107,6 +112,7 @@ impl Tables {
         if let Some(policy) = file.policy {
             self.policy = policy;
         }
+        self.hooks.extend(file.hooks);
         Ok(())
     }
 }

@@ -1,3 +1,4 @@
+use super::resolve::SourceFile;
 use std::collections::BTreeSet;
 
 use forkyard_core::sandbox::NetworkMode;

@@ -1,0 +1,192 @@
+//! What a run came to, as programs read it: the document of `--json` and the answer of the library are the same thing.
+
+use std::collections::BTreeMap;
+
+use forkyard_core::ForkNum;
+use forkyard_core::fork;
+use forkyard_core::rank::Ranking;
+use forkyard_core::view::{DiffStat, ForkOutcome, ForkView, RunOutcome, RunStatus, RunView};
+use forkyard_engine::log;
+use serde::Serialize;
+
+use crate::error::Result;
+use crate::follow::{engine_error, store_error};
+use crate::yard::Yard;
+
+/// What a run came to, or has come to so far. Serialized it is the document `forkyard.run/1` of docs/json.md.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct RunResult {
+    pub schema: &'static str,
+    /// The run's id.
+    pub run: String,
+    pub status: RunStatus,
+    /// None while it works.
+    pub outcome: Option<RunOutcome>,
+    pub total_forks: usize,
+    pub successful: usize,
+    /// What has not succeeded (yet).
+    pub failed: usize,
+    pub total_cost_usd: f64,
+    /// Sums and means over all forks.
+    pub totals: Totals,
+    /// The best fork; None if nothing judged or nothing passed.
+    pub winner: Option<u32>,
+    /// Best first, each with its reason.
+    pub ranking: Option<Ranking>,
+    /// Why the run as a whole failed.
+    pub error: Option<String>,
+    /// By fork number.
+    pub results: Vec<ForkResult>,
+}
+
+/// What one fork came to.
+#[derive(Debug, Clone, Serialize)]
+#[non_exhaustive]
+pub struct ForkResult {
+    pub fork_num: u32,
+    pub name: Option<String>,
+    pub model: String,
+    pub sandbox_id: Option<String>,
+    /// success, failed, timeout, cancelled or budget_exceeded; while it works, its phase.
+    pub status: String,
+    pub success: bool,
+    /// None where nobody judged.
+    pub verified: Option<bool>,
+    pub score: Option<f64>,
+    /// The agent's last words.
+    pub final_response: Option<String>,
+    pub turns: u32,
+    pub tool_calls: u32,
+    /// Tool calls that failed or were refused.
+    pub errors: u32,
+    pub total_tokens: u64,
+    /// In dollars.
+    pub total_cost: f64,
+    /// Seconds that counted against its limit.
+    pub execution_time: f64,
+    /// None without a result.
+    pub diff: Option<DiffStat>,
+    /// Files that were brought back beside the diff.
+    pub captured: Vec<String>,
+    /// Tests that it edited though nothing protected them.
+    pub edited_tests: Vec<String>,
+    /// The end of what verify printed.
+    pub verify_output: Option<String>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+/// Sums and means over the forks of a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Totals {
+    /// Share of forks that succeeded, 0 to 1.
+    pub success_rate: f64,
+    pub turns: u64,
+    pub tool_calls: u64,
+    pub tokens: u64,
+    /// Seconds, added up.
+    pub time: f64,
+    pub average_turns: f64,
+    pub average_tool_calls: f64,
+    pub average_tokens: f64,
+    pub average_cost: f64,
+    pub average_time: f64,
+}
+
+impl RunResult {
+    /// What the store and the run's log say now.
+    pub(crate) async fn read(yard: &Yard, view: &RunView) -> Result<RunResult> {
+        let forks = yard.store.forks(&view.id).await.map_err(store_error)?;
+        let state = log::load_run(&*yard.store, &view.id).await.map_err(engine_error)?;
+        let Some((state, _)) = state else { return Ok(RunResult::new(view, &forks, &BTreeMap::new(), None)) };
+        let ended: BTreeMap<ForkNum, &fork::ForkResult> = state.results().map(|r| (r.fork, r)).collect();
+        Ok(RunResult::new(view, &forks, &ended, Some(state.ranking().clone())))
+    }
+
+    pub(crate) fn new(
+        view: &RunView,
+        forks: &[ForkView],
+        ended: &BTreeMap<ForkNum, &fork::ForkResult>,
+        ranking: Option<Ranking>,
+    ) -> RunResult {
+        let results: Vec<ForkResult> =
+            forks.iter().map(|f| ForkResult::new(f, ended.get(&f.fork).copied())).collect();
+        let successful = results.iter().filter(|r| r.success).count();
+        RunResult {
+            schema: "forkyard.run/1",
+            run: view.id.to_string(),
+            status: view.status,
+            outcome: view.outcome,
+            total_forks: results.len(),
+            successful,
+            failed: results.len() - successful,
+            total_cost_usd: results.iter().map(|r| r.total_cost).sum(),
+            totals: Totals::of(&results),
+            winner: view.winner,
+            ranking,
+            error: view.error.clone(),
+            results,
+        }
+    }
+
+    /// The best fork: the winner, or the first of the order where nothing judged.
+    pub fn best(&self) -> Option<&ForkResult> {
+        let first = || self.ranking.as_ref()?.order.first().map(|r| r.fork);
+        let best = self.winner.or_else(first)?;
+        self.results.iter().find(|r| r.fork_num == best)
+    }
+}
+
+impl ForkResult {
+    pub(crate) fn new(view: &ForkView, ended: Option<&fork::ForkResult>) -> ForkResult {
+        let report = ended.and_then(|r| r.report.as_ref());
+        let collected = ended.and_then(|r| r.collected.as_ref());
+        let verdict = ended.and_then(|r| r.verdict.as_ref());
+        ForkResult {
+            fork_num: view.fork,
+            name: view.name.clone(),
+            model: view.model.clone(),
+            sandbox_id: view.sandbox.as_ref().map(ToString::to_string),
+            status: view.outcome.map_or(view.phase.clone(), |o| o.as_str().to_string()),
+            success: view.outcome == Some(ForkOutcome::Success),
+            verified: view.verified,
+            score: view.score,
+            final_response: report.map(|r| r.final_response.clone()),
+            turns: view.turns,
+            tool_calls: view.tool_calls,
+            errors: report.map_or(0, |r| r.errors),
+            total_tokens: view.tokens,
+            total_cost: view.cost.as_dollars(),
+            execution_time: view.driven.0 as f64 / 1000.0,
+            diff: view.diff,
+            captured: collected.map(|c| c.captured.clone()).unwrap_or_default(),
+            edited_tests: collected.map(|c| c.edited_tests.clone()).unwrap_or_default(),
+            verify_output: verdict.map(|v| v.output.clone()),
+            error: view.error.clone(),
+        }
+    }
+}
+
+impl Totals {
+    fn of(results: &[ForkResult]) -> Totals {
+        let mean = |sum: f64| if results.is_empty() { 0.0 } else { sum / results.len() as f64 };
+        let turns: u64 = results.iter().map(|r| u64::from(r.turns)).sum();
+        let tool_calls: u64 = results.iter().map(|r| u64::from(r.tool_calls)).sum();
+        let tokens: u64 = results.iter().map(|r| r.total_tokens).sum();
+        let time: f64 = results.iter().map(|r| r.execution_time).sum();
+        Totals {
+            success_rate: mean(results.iter().filter(|r| r.success).count() as f64),
+            turns,
+            tool_calls,
+            tokens,
+            time,
+            average_turns: mean(turns as f64),
+            average_tool_calls: mean(tool_calls as f64),
+            average_tokens: mean(tokens as f64),
+            average_cost: mean(results.iter().map(|r| r.total_cost).sum()),
+            average_time: mean(time),
+        }
+    }
+}
