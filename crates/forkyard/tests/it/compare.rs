@@ -7,7 +7,7 @@ fn the_same_change_has_the_same_letter() {
     let shown = w.run(&["compare", &run]).stdout;
     assert!(shown.contains("a M +1 -0  b M +1 -0  b M +1 -0  a.txt"), "{shown}");
     assert!(
-        shown.contains("1 files changed by any of 3 forks: 0 the same in all, 1 in different ways"),
+        shown.contains("1 file changed by any of 3 forks: 0 the same in all, 1 in different ways"),
         "{shown}"
     );
     let json = w.json(&["compare", &run, "1", "2", "--json"]);

@@ -15,10 +15,10 @@ fn current(file: &str, generated: &str) {
 
 #[test]
 fn configuration() {
-    current("configuration.md", &forkyard::settings::markdown());
+    current("configuration.md", &forkyard::program::settings_reference());
 }
 
 #[test]
 fn cli() {
-    current("cli.md", &forkyard::reference::markdown());
+    current("cli.md", &forkyard::program::commands_reference());
 }

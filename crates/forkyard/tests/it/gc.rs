@@ -17,15 +17,3 @@ fn old_runs_go_with_everything_of_theirs() {
     assert!(!w.home().join("logs").join(&run).exists());
     assert_eq!(w.run(&["gc", "--older-than", "soon"]).code, 2);
 }
-
-#[test]
-fn cleanup_leaves_what_no_run_has_made() {
-    let w = World::with_commit();
-    w.ended(&[]);
-    assert_eq!(w.run(&["sandbox", "create", "--network", "none", "--name", "mine"]).code, 0);
-    assert_eq!(w.run(&["cleanup", "--once", "--max-age", "0s"]).stdout, "0 orphaned sandboxes removed.\n");
-    assert_eq!(w.run(&["cleanup", "--dry-run"]).stdout, "0 orphaned sandboxes.\n");
-    assert!(w.run(&["sandbox", "list"]).stdout.contains("mine"));
-    assert_eq!(w.json(&["stop-cleanup", "--json"])["stats"]["running"], false);
-    assert_eq!(w.run(&["sandbox", "rm", "mine"]).code, 0);
-}

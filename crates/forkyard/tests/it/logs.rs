@@ -1,7 +1,7 @@
 use super::World;
 
 #[test]
-fn a_session_is_told_by_logs_events_and_replay() {
+fn a_session_is_told_by_fork_or_all_together() {
     let w = World::with_commit();
     let run = w.ended(&["-f", "2"]);
     let one = format!("{run}/1");
@@ -19,15 +19,26 @@ fn a_session_is_told_by_logs_events_and_replay() {
         tail.lines().collect::<Vec<_>>(),
         log.lines().rev().take(2).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>()
     );
-    assert_eq!(w.run(&["replay", &one, "--speed", "0"]).stdout, log);
+}
 
-    let events = w.run(&["events", &run, "--json"]).stdout;
-    let positions: Vec<u64> = events
-        .lines()
-        .map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["position"].as_u64().unwrap())
-        .collect();
-    assert_eq!(positions, (1..=positions.len() as u64).collect::<Vec<_>>());
-    let some = w.run(&["events", &one, "-t", "agent.tool_use", "--since", "3"]).stdout;
-    assert_eq!(some.lines().count(), 1, "{some}");
-    assert!(w.run(&["events", &run, "-f", "-t", "run.*"]).stdout.contains("run."));
+#[test]
+fn followed_it_ends_with_the_run() {
+    let w = World::with_commit();
+    let run = w.started();
+    let mut logs = w.program(&["logs", "-f", &run]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(logs.stdout.take().unwrap()));
+    assert!(lines.by_ref().any(|l| l.unwrap().contains("I wait.")));
+    assert_eq!(w.run(&["cancel", &run]).code, 0);
+    assert!(lines.by_ref().any(|l| l.unwrap().contains("stopped")));
+    lines.for_each(drop);
+    assert!(logs.wait().unwrap().success());
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let w = World::with_commit();
+    let run = w.ended(&[]);
+    let mut logs = w.program(&["logs", &run]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    drop(logs.stdout.take());
+    assert!(logs.wait().unwrap().success());
 }

@@ -1,22 +1,35 @@
 //! Tests of the program from outside: the real binary, in a home of its own.
 
+mod add;
+mod api;
 mod apply;
+mod cancel;
+mod cleanup;
 mod compare;
 mod completions;
 mod config;
-mod control;
 mod demo;
 mod diff;
 mod docs;
 mod doctor;
+mod errors;
+mod events;
+mod examples;
 mod fork;
 mod gc;
+mod list;
 mod logs;
+mod message;
+mod pause;
+mod replay;
+mod resume;
 mod run;
 mod sandbox;
 mod status;
+mod terminal;
 mod trust;
 mod usage;
+mod watch;
 mod worker;
 
 use std::path::{Path, PathBuf};
@@ -40,6 +53,16 @@ text = "I add two."
 tools = [{ name = "Write", input = { file_path = "a.txt", content = "one\ntwo\n" } }]
 [[turn]]
 text = "Done \u001b[2Jand well."
+"#;
+
+/// A model that works until there is a file `go`.
+const WAITS: &str = r#"
+name = "waits"
+[[turn]]
+text = "I wait."
+tools = [{ name = "Bash", input = { command = "while ! [ -e go ]; do sleep 0.05; done" } }]
+[[turn]]
+text = "Done."
 "#;
 
 /// A folder with a repository and a home, and the program that runs in it.
@@ -122,19 +145,40 @@ impl World {
         assert_eq!(json["schema"], "forkyard.run/1", "{}{}", ran.stdout, ran.stderr);
         json["run"].as_str().unwrap().to_string()
     }
-    fn run(&self, args: &[&str]) -> Ran {
-        self.run_with(args, &[])
+    /// A run of two forks under way, which a worker drives and which does not end by itself: its id.
+    fn started(&self) -> String {
+        self.write(&self.script(), WAITS);
+        let ran = self.fork(&["--no-wait", "--json", "-f", "2"]);
+        assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+        let json: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+        let run = json["run"].as_str().unwrap().to_string();
+        self.wait_for(&run, "agent.tool_use");
+        run
     }
-    fn run_with(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
-        let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_forkyard"))
+    /// Until the run has an event of this kind.
+    fn wait_for(&self, run: &str, kind: &str) {
+        let since = std::time::Instant::now();
+        while self.run(&["events", run, "-t", kind]).stdout.is_empty() {
+            assert!(since.elapsed().as_secs() < 60, "no {kind}: {}", self.run(&["events", run]).stdout);
+        }
+    }
+    /// The program, in this world.
+    fn program(&self, args: &[&str]) -> Command {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_forkyard"));
+        program
             .args(args)
             .current_dir(self.repo())
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
-            .env("FORKYARD_HOME", self.home())
-            .envs(env.iter().copied())
-            .output()
-            .unwrap();
+            .env("FORKYARD_HOME", self.home());
+        program
+    }
+    fn run(&self, args: &[&str]) -> Ran {
+        self.run_with(args, &[])
+    }
+    fn run_with(&self, args: &[&str], env: &[(&str, &str)]) -> Ran {
+        let Output { status, stdout, stderr } =
+            self.program(args).envs(env.iter().copied()).output().unwrap();
         let text =
             |b: Vec<u8>| String::from_utf8(b).unwrap().replace(self.dir.path().to_str().unwrap(), "DIR");
         Ran { code: status.code().unwrap(), stdout: text(stdout), stderr: text(stderr) }

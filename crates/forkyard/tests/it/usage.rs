@@ -3,7 +3,7 @@ use super::World;
 #[test]
 fn bad_usage_is_status_2_and_help_is_0() {
     let w = World::new();
-    for args in [&["nonsense"][..], &[], &["config", "--nope"], &["completions", "tcsh-ish"]] {
+    for args in [&["nonsense"][..], &["config", "--nope"], &["completions", "tcsh-ish"]] {
         assert_eq!(w.run(args).code, 2, "{args:?}");
     }
     for args in [&["--help"][..], &["--version"], &["help", "config"], &["config", "--help"]] {
@@ -46,4 +46,16 @@ fn hostile_names_do_not_reach_the_terminal_raw() {
         assert_eq!(ran.code, 2, "{args:?}");
         assert!(!ran.stderr.contains('\x1b') && !ran.stdout.contains('\x1b'), "{:?}", ran.stderr);
     }
+}
+
+#[test]
+fn asked_for_nothing_it_says_where_to_begin() {
+    let w = World::new();
+    let ran = w.run(&[]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
+    assert!(
+        ran.stdout.contains("forkyard demo") && ran.stdout.lines().all(|l| l.len() <= 100),
+        "{}",
+        ran.stdout
+    );
 }

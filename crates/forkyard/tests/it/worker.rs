@@ -1,19 +1,11 @@
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use super::World;
 
 #[test]
 fn a_worker_takes_what_nobody_drives_and_ends_when_it_is_told() {
     let w = World::with_commit();
-    let mut worker = Command::new(env!("CARGO_BIN_EXE_forkyard"))
-        .arg("worker")
-        .current_dir(w.repo())
-        .env_clear()
-        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
-        .env("FORKYARD_HOME", w.home())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut worker = w.program(&["worker"]).stdout(Stdio::piped()).spawn().unwrap();
     // It has said that it works; the store knows of it a moment later, and a run that is early gets a worker of its own.
     let mut said = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(worker.stdout.take().unwrap()), &mut said)

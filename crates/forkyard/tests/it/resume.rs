@@ -1,0 +1,79 @@
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{WAITS, World};
+
+/// A `fork` in a process of its own, at work: the process and the run.
+fn driven(w: &World) -> (std::process::Child, String) {
+    w.write(&w.script(), WAITS);
+    let model = w.model();
+    let mut driver = w
+        .program(&["fork", "-p", "wait", "-m", &model, "--network", "none"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let run = loop {
+        let list = w.json(&["list", "--json"]);
+        if let Some(id) = list["runs"][0]["id"].as_str() {
+            break id.to_string();
+        }
+        assert!(driver.try_wait().unwrap().is_none(), "it ended without a run");
+    };
+    w.wait_for(&run, "agent.tool_use");
+    (driver, run)
+}
+
+/// Lets the agent's command end, whoever drives it, then resumes the run to its end.
+fn resumed_to_the_end(w: &World, run: &str) {
+    let status = w.json(&["status", run, "--json"]);
+    let sandbox = status["results"][0]["sandbox_id"].as_str().unwrap();
+    let ran = w.run(&["sandbox", "exec", sandbox, "--", "touch", "go"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let ran = w.run(&["resume", run]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("1 of 1 fork succeeded"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_run_whose_process_was_killed_is_resumed_to_its_end() {
+    let w = World::with_commit();
+    let (mut driver, run) = driven(&w);
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+    resumed_to_the_end(&w, &run);
+}
+
+#[test]
+fn ctrl_c_detaches_and_says_how_to_go_on() {
+    let w = World::with_commit();
+    let (driver, run) = driven(&w);
+    kill_process(Pid::from_child(&driver), Signal::INT).unwrap();
+    let ended = driver.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(130));
+    assert_eq!(
+        String::from_utf8(ended.stdout).unwrap(),
+        format!("Detached. Go on with: forkyard resume {run}\n")
+    );
+    assert!(w.run(&["status", &run]).stdout.contains(&format!("Go on with: forkyard resume {run}")));
+    resumed_to_the_end(&w, &run);
+}
+
+#[test]
+fn ctrl_c_twice_cancels() {
+    let w = World::with_commit();
+    let (driver, run) = driven(&w);
+    let pid = Pid::from_child(&driver);
+    kill_process(pid, Signal::INT).unwrap();
+    // The first one is understood when the run is detached; agents stop at a safe point after it.
+    let since = std::time::Instant::now();
+    let detached = || !w.run(&["events", &run, "-t", "run.detached"]).stdout.is_empty();
+    while !detached() && since.elapsed().as_secs() < 60 {}
+    // It may have gone already: then it is detached, which is what one ctrl-C asks for.
+    let _ = kill_process(pid, Signal::INT);
+    let code = driver.wait_with_output().unwrap().status.code();
+    let outcome = w.json(&["status", &run, "--json"])["outcome"].clone();
+    match code {
+        Some(1) => assert_eq!(outcome, "cancelled"),
+        other => assert_eq!((other, outcome), (Some(130), serde_json::Value::Null)),
+    }
+}
