@@ -36,7 +36,7 @@ const TAIL_LINES: usize = 40;
 
 #[derive(clap::Args)]
 pub struct VmArgs {
-    /// As whom the suites run; may be given several times. All three if none is given.
+    /// As whom the suites run; may be given several times. All of them if none is given.
     #[arg(long = "as", value_enum, value_name = "MODE")]
     modes: Vec<Mode>,
     /// How much of the suites is run: what fits some minutes, or all of it.
@@ -55,6 +55,8 @@ enum Mode {
     Root,
     User,
     Delegated,
+    /// Memory and processes are delegated, the processor is not.
+    Partly,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -69,6 +71,7 @@ impl Mode {
             Mode::Root => "root",
             Mode::User => "user",
             Mode::Delegated => "delegated",
+            Mode::Partly => "partly",
         }
     }
 
@@ -76,6 +79,7 @@ impl Mode {
     /// differ most from those that ran outside of it.
     fn tests(self, scale: Scale) -> &'static str {
         match (scale, self) {
+            (_, Mode::Partly) => "machine::",
             (Scale::Full, _) => "^(local|machine)",
             (Scale::Ci, Mode::User) => "machine::|conformance_here|attacks_here",
             (Scale::Ci, Mode::Root | Mode::Delegated) => "machine::|attacks_here",
@@ -97,7 +101,7 @@ struct Plan {
 impl Plan {
     fn new(args: &VmArgs) -> Plan {
         let tests = |mode: &Mode| args.only.clone().unwrap_or_else(|| mode.tests(args.scale).into());
-        let all = [Mode::Root, Mode::User, Mode::Delegated];
+        let all = [Mode::Root, Mode::User, Mode::Delegated, Mode::Partly];
         let modes = if args.modes.is_empty() { &all[..] } else { &args.modes };
         let (scale, minutes) = match args.scale {
             Scale::Ci => ("ci", 12),

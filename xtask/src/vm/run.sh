@@ -1,6 +1,6 @@
 #!/bin/sh
 # The first process on the disk: makes the machine look like one that systemd runs, then runs the suites as root, as an ordinary
-# user, and as one whose cgroups are delegated. Speaks to its maker by lines that start with "vm: ".
+# user, and as one whose cgroups are delegated, all or in part. Speaks to its maker by lines that start with "vm: ".
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 RUST_BACKTRACE=0
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -43,6 +43,11 @@ controllers $service
 delegate $service/app.slice
 controllers $service/app.slice
 delegate $service/app.slice/forkyard.scope
+# A manager that was not given the processor.
+mkdir $cgroups/partly.slice
+echo "+memory +pids" >$cgroups/partly.slice/cgroup.subtree_control
+delegate $cgroups/partly.slice/partly.service
+delegate $cgroups/partly.slice/partly.service/forkyard.scope
 
 # as MODE COMMAND...
 as() {
@@ -52,6 +57,7 @@ as() {
 	root) group=$users/user-0.slice/session-1.scope home=/root who= ;;
 	user) group=$users/user-1000.slice/session-1.scope home=/home/user who=user ;;
 	delegated) group=$service/app.slice/forkyard.scope home=/home/user who=user ;;
+	partly) group=$cgroups/partly.slice/partly.service/forkyard.scope home=/home/user who=user ;;
 	esac
 	(
 		sh -c 'echo $PPID' >"$group/cgroup.procs"

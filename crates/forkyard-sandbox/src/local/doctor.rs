@@ -58,7 +58,12 @@ pub async fn doctor(provider: &LocalProvider) -> Vec<Finding> {
     let can = inner.cgroups.can();
     let delegate =
         "run as root, or in a delegated cgroup: systemd-run --user --scope -p Delegate=yes forkyard …";
-    for (what, kernel) in [("memory limit", can.memory), ("cpu limit", can.cpu)] {
+    // systemd before 252 keeps the processor for itself.
+    let more =
+        "delegate it too: Delegate=cpu memory pids in /etc/systemd/system/user@.service.d/delegate.conf";
+    let cpu_fix = if can.memory { more } else { delegate };
+    for (what, kernel, delegate) in [("memory limit", can.memory, delegate), ("cpu limit", can.cpu, cpu_fix)]
+    {
         let detail = if kernel { format!("cgroup {}", inner.cgroups.version()) } else { "watchdog".into() };
         let level = if kernel { Level::Ok } else { Level::Weak };
         found.push(finding(what, level, detail, (!kernel).then_some(delegate)));
