@@ -104,7 +104,7 @@ impl Plan {
         let all = [Mode::Root, Mode::User, Mode::Delegated, Mode::Partly];
         let modes = if args.modes.is_empty() { &all[..] } else { &args.modes };
         let (scale, minutes) = match args.scale {
-            Scale::Ci => ("ci", 12),
+            Scale::Ci => ("ci", 20),
             Scale::Full => ("full", 90),
         };
         Plan {
@@ -353,7 +353,7 @@ mod tests {
             "forkyard.modes=user",
             "forkyard.scale=ci",
             "forkyard.only.user=machine::|conformance_here|attacks_here",
-            "forkyard.limit=360",
+            "forkyard.limit=600",
         ] {
             assert!(line.split(' ').any(|w| w == word), "{word} in {line}");
         }
