@@ -82,10 +82,10 @@ impl Cgroups {
         }
     }
 
-    /// Puts the helper beside the sandboxes' groups, so that it may let sandboxes be born in them: for that the kernel asks for
-    /// the right to move processes in the group above both.
+    /// Puts the helper of a provider that runs as root beside the sandboxes' groups, so that it may let sandboxes be born in them:
+    /// for that the kernel asks for the right to move processes in the group above both. A user has it above all of its own.
     pub fn adopt(&self, helper: u32, owner: Option<u32>) {
-        let Some((parent, _)) = &self.v2 else { return };
+        let (Some((parent, _)), Some(_)) = (&self.v2, owner) else { return };
         let dir = parent.join(HELPERS);
         if make_dir(&dir) && set(&dir, "cgroup.procs", helper) {
             allow_births(parent, owner);

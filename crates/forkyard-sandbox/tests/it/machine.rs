@@ -187,6 +187,41 @@ async fn a_paused_sandbox_is_frozen_by_the_kernel() {
     assert_eq!(group_of(&id), None, "the group stays");
 }
 
+/// As a machine's administrator: watches who is moved to which group.
+#[tokio::test]
+#[ignore = "needs a machine of its own: cargo xtask vm"]
+async fn a_sandbox_is_born_in_its_group() {
+    if machine() != Machine::Root {
+        return;
+    }
+    const TRACING: &str = "/sys/kernel/tracing";
+    const MOVES: &str = "/sys/kernel/tracing/events/cgroup/cgroup_attach_task/enable";
+    if !Path::new(MOVES).exists() {
+        assert!(
+            Command::new("mount").args(["-t", "tracefs", "tracefs", TRACING]).status().unwrap().success()
+        );
+    }
+    let (provider, _dir) = provider();
+    // The first one brings the helper, which is moved.
+    provider.create(&id("first"), Attempt(1), &offline()).await.unwrap();
+    std::fs::write(MOVES, "1").unwrap();
+    let sandbox = provider.create(&id("born"), Attempt(1), &offline()).await.unwrap();
+    let moves = || -> Vec<String> {
+        let text = std::fs::read_to_string(format!("{TRACING}/trace")).unwrap();
+        text.lines().filter(|line| line.contains("born.")).map(String::from).collect()
+    };
+    assert_eq!(moves(), Vec::<String>::new(), "a move holds up every fork of the machine");
+    // Its commands are moved, one thread each, which does not.
+    sandbox.exec(ExecRequest::new(["true"])).await.unwrap().output().await.unwrap();
+    let moved = moves();
+    std::fs::write(MOVES, "0").unwrap();
+    assert!(moved.iter().all(|line| line.contains("/commands")) && moved.len() == 1, "{moved:?}");
+    for name in ["first", "born"] {
+        provider.destroy(&id(name)).await.unwrap();
+    }
+    provider.settle().await;
+}
+
 /// As a machine's administrator: takes overlayfs away.
 #[tokio::test]
 #[ignore = "needs a machine of its own: cargo xtask vm"]
