@@ -105,6 +105,8 @@ const EMPTY_DIRS: &[&str] = &["dev", "proc", "sys", "run", "tmp", "root", "mnt",
 const BUSYBOX: &[&str] = &["/bin/busybox", "/usr/bin/busybox"];
 const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n";
 const GROUP: &str = "root:x:0:\nuser:x:1000:\nnogroup:x:65534:\n";
+/// Whom TLS trusts: a client without anybody to trust does not start.
+const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// For names that are not ASCII.
 const LOCALE: &str = "/usr/lib/locale/C.utf8";
 
@@ -144,6 +146,7 @@ pub fn make(kernel: &Kernel, tests: &[PathBuf], scratch: &Path, to: &Path) -> Re
     for dir in EMPTY_DIRS {
         archive.dir(&format!("tree/{dir}"));
     }
+    archive.file(&format!("tree{CERTIFICATES}"), Path::new(CERTIFICATES)).context(CERTIFICATES)?;
     archive.text("tree/etc/passwd", 0o644, PASSWD);
     archive.text("tree/etc/group", 0o644, GROUP);
     archive.text("tree/etc/shadow", 0o600, "root:*:1::::::\n");
