@@ -157,6 +157,9 @@ fn boot_with(plan: &Plan, scope: Scope) -> Result<()> {
     }
     let dir = target_dir().join("vm");
     fs::create_dir_all(&dir)?;
+    // Two machines would have one disk.
+    let lock = fs::File::create(dir.join("lock"))?;
+    lock.lock().context("lock of the machine")?;
     let kernel = kernel::find(&dir.join("kernel"))?;
     let mut programs = Vec::new();
     for (name, built) in test_programs(scope)? {
