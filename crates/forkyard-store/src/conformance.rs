@@ -2,6 +2,7 @@
 //!
 //! Each case takes a factory that gives a new, empty store.
 
+pub mod access;
 pub mod inbox;
 pub mod leases;
 pub mod ledger;
@@ -60,6 +61,7 @@ macro_rules! conformance {
             views: views_are_written_and_read, runs_are_listed_newest_first, sandboxes_are_found_by_state,
                 blobs_are_kept, only_ended_runs_are_deleted, deleting_takes_all_of_a_run, watchers_hear_of_everything,
                 watchers_of_one_run_sleep_through_others, a_store_has_an_identity, journal_length_counts_all_attempts;
+            access: tokens_are_kept_and_revoked, old_sessions_are_forgotten, deeds_are_read_newest_first;
             values: hostile_text_round_trips, numbers_round_trip, too_much_is_refused, odd_names_are_kept_or_refused,
                 a_full_sized_event_is_stored;
         );

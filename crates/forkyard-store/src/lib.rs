@@ -1,6 +1,6 @@
 //! Where events, journals, ledgers and views live.
 //!
-//! Four small traits and their sum, [`Store`]; SQLite for one host, PostgreSQL for many. What every implementation holds:
+//! Small traits and their sum, [`Store`]; SQLite for one host, PostgreSQL for many. What every implementation holds:
 //!
 //! - **Durable before Ok.** A write that returned Ok survives the process and the machine.
 //! - **Atomic.** Events, the views that follow from them, consumed commands and delivered messages of one call are written
@@ -10,6 +10,7 @@
 //! - **Positions.** Every event of a run, of any stream, gets the run's next position, in commit order: whoever has read up
 //!   to P can never miss a later commit with a smaller number.
 
+pub mod access;
 pub mod check;
 mod codec;
 #[cfg(feature = "conformance")]
@@ -27,16 +28,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use forkyard_core::budget::{Ask, Balance};
 use forkyard_core::view::{ForkView, RunView, SandboxView};
-use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
+use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Timestamp, Usd};
 
+pub use access::{AuditEntry, AuditQuery, Deed, Scope, Token};
 pub use error::StoreError;
 pub use open::open;
 pub use types::*;
 
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
 
-pub trait Store: EventLog + Inbox + Leases + Ledger + Views + Send + Sync {}
-impl<T: EventLog + Inbox + Leases + Ledger + Views + Send + Sync> Store for T {}
+pub trait Store: EventLog + Inbox + Leases + Ledger + Views + Access + Send + Sync {}
+impl<T: EventLog + Inbox + Leases + Ledger + Views + Access + Send + Sync> Store for T {}
 
 /// The streams. Answers are pages: at most the limit (0: the store's own bound), fewer when their data gets large; only an
 /// empty one is the end.
@@ -151,4 +153,20 @@ pub trait Views {
 
     /// A name of this store: workers that share it share runs.
     async fn identity(&self) -> Result<String>;
+}
+
+/// Who may use the API, and what was done with it.
+#[async_trait]
+pub trait Access {
+    /// Refused if the id is taken. Sessions that have expired by its time of creation are forgotten.
+    async fn put_token(&self, token: Token) -> Result<()>;
+    async fn token(&self, id: &str) -> Result<Option<Token>>;
+    /// Oldest first, revoked and expired ones included.
+    async fn tokens(&self) -> Result<Vec<Token>>;
+    /// With the sessions that it opened. Ok if it was revoked before.
+    async fn revoke_token(&self, id: &str, at: Timestamp) -> Result<()>;
+
+    async fn put_audit(&self, deed: Deed) -> Result<u64>;
+    /// Newest first.
+    async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditEntry>>;
 }

@@ -57,6 +57,8 @@ struct Data {
     sandboxes: BTreeMap<SandboxId, SandboxView>,
     blobs: BTreeMap<String, Vec<u8>>,
     processes: BTreeMap<String, (Process, Instant)>,
+    tokens: BTreeMap<String, Token>,
+    audit: Vec<AuditEntry>,
     next_id: u64,
     appends: u64,
 }
@@ -678,5 +680,64 @@ impl Views for MemStore {
     }
     async fn identity(&self) -> Result<String> {
         Ok(self.identity.clone())
+    }
+}
+
+#[async_trait]
+impl Access for MemStore {
+    async fn put_token(&self, token: Token) -> Result<()> {
+        access::check_token(&token)?;
+        self.with(|d| {
+            d.tokens.retain(|_, t| t.parent.is_none() || t.expires_at.is_none_or(|e| e >= token.created_at));
+            if d.tokens.len() >= access::MAX_TOKENS {
+                return Err(access::too_many_tokens());
+            }
+            if d.tokens.contains_key(&token.id) {
+                return Err(StoreError::Invalid(format!("there is a token {} already", token.id)));
+            }
+            d.tokens.insert(token.id.clone(), token);
+            Ok(())
+        })
+    }
+    async fn token(&self, id: &str) -> Result<Option<Token>> {
+        self.with(|d| Ok(d.tokens.get(id).cloned()))
+    }
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        self.with(|d| {
+            let mut all: Vec<Token> = d.tokens.values().cloned().collect();
+            all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+            Ok(all)
+        })
+    }
+    async fn revoke_token(&self, id: &str, at: Timestamp) -> Result<()> {
+        self.with(|d| {
+            if !d.tokens.contains_key(id) {
+                return Err(StoreError::NotFound { what: format!("token {id}") });
+            }
+            for t in d.tokens.values_mut().filter(|t| t.id == id || t.parent.as_deref() == Some(id)) {
+                t.revoked_at.get_or_insert(at);
+            }
+            Ok(())
+        })
+    }
+    async fn put_audit(&self, deed: Deed) -> Result<u64> {
+        access::check_deed(&deed)?;
+        self.with(|d| {
+            let id = d.audit.len() as u64 + 1;
+            d.audit.push(AuditEntry { id, deed });
+            Ok(id)
+        })
+    }
+    async fn audit(&self, q: &AuditQuery) -> Result<Vec<AuditEntry>> {
+        self.with(|d| {
+            let under = |target: &str, of: &str| {
+                target.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+            };
+            let wanted = |e: &&AuditEntry| {
+                q.before.is_none_or(|b| e.id < b)
+                    && q.target.as_ref().is_none_or(|t| under(&e.deed.target, t))
+            };
+            Ok(d.audit.iter().rev().filter(wanted).take(bound(q.limit)).cloned().collect())
+        })
     }
 }

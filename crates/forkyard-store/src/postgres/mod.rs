@@ -1,6 +1,7 @@
 //! One server for many hosts. Every write of a run locks the run's row first, so positions are in commit order; see
 //! [`batch`] for how writes share a transaction, [`news`] for how processes learn of each other's.
 
+mod access;
 mod batch;
 mod error;
 mod inbox;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use forkyard_core::budget::{Ask, Balance};
 use forkyard_core::view::{ForkView, RunView, SandboxView};
-use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
+use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Timestamp, Usd};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgPool, Postgres, Transaction};
 
@@ -271,5 +272,29 @@ impl Views for PostgresStore {
     }
     async fn identity(&self) -> Result<String> {
         views::identity(&self.pool).await
+    }
+}
+
+#[async_trait]
+impl Access for PostgresStore {
+    async fn put_token(&self, token: Token) -> Result<()> {
+        crate::access::check_token(&token)?;
+        access::put_token(&self.pool, &token).await
+    }
+    async fn token(&self, id: &str) -> Result<Option<Token>> {
+        access::token(&self.pool, id).await
+    }
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        access::tokens(&self.pool).await
+    }
+    async fn revoke_token(&self, id: &str, at: Timestamp) -> Result<()> {
+        access::revoke_token(&self.pool, id, at).await
+    }
+    async fn put_audit(&self, deed: Deed) -> Result<u64> {
+        let detail = crate::access::check_deed(&deed)?;
+        access::put_audit(&self.pool, &deed, &detail).await
+    }
+    async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditEntry>> {
+        access::audit(&self.pool, query).await
     }
 }

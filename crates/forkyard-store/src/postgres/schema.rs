@@ -6,6 +6,7 @@ use crate::{Result, StoreError};
 const MIGRATIONS: &[&str] = &[
     include_str!("../../migrations/postgres/0001_start.sql"),
     include_str!("../../migrations/postgres/0002_ended_forks.sql"),
+    include_str!("../../migrations/postgres/0003_access.sql"),
 ];
 /// Any number that only Forkyard uses: processes that start at once migrate one after the other.
 const LOCK: i64 = 0x666f_726b_7961_7264;

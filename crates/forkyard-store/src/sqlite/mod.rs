@@ -1,6 +1,7 @@
 //! One file on one host, shared by any number of processes. See [`writer`] for how it writes, [`poller`] for how it learns
 //! of others' writes, [`clock`] for how it judges leases.
 
+mod access;
 mod clock;
 mod error;
 mod heads;
@@ -21,7 +22,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use forkyard_core::budget::{Ask, Balance};
 use forkyard_core::view::{ForkView, RunView, SandboxView};
-use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
+use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Timestamp, Usd};
 
 use crate::hub::Hub;
 use crate::reservation::Step;
@@ -260,5 +261,32 @@ impl Views for SqliteStore {
     }
     async fn identity(&self) -> Result<String> {
         self.readers.read(views::identity).await
+    }
+}
+
+#[async_trait]
+impl Access for SqliteStore {
+    async fn put_token(&self, token: Token) -> Result<()> {
+        crate::access::check_token(&token)?;
+        self.writer.write(move |tx| access::put_token(tx, &token)).await
+    }
+    async fn token(&self, id: &str) -> Result<Option<Token>> {
+        let id = id.to_string();
+        self.readers.read(move |conn| access::token(conn, &id)).await
+    }
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        self.readers.read(access::tokens).await
+    }
+    async fn revoke_token(&self, id: &str, at: Timestamp) -> Result<()> {
+        let id = id.to_string();
+        self.writer.write(move |tx| access::revoke_token(tx, &id, at)).await
+    }
+    async fn put_audit(&self, deed: Deed) -> Result<u64> {
+        let detail = crate::access::check_deed(&deed)?;
+        self.writer.write(move |tx| access::put_audit(tx, &deed, &detail)).await
+    }
+    async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditEntry>> {
+        let query = query.clone();
+        self.readers.read(move |conn| access::audit(conn, &query)).await
     }
 }

@@ -12,6 +12,7 @@ use crate::{Result, StoreError};
 const MIGRATIONS: &[&str] = &[
     include_str!("../../migrations/sqlite/0001_start.sql"),
     include_str!("../../migrations/sqlite/0002_ended_forks.sql"),
+    include_str!("../../migrations/sqlite/0003_access.sql"),
 ];
 
 /// How long a statement waits for another process's lock before it fails as unavailable.

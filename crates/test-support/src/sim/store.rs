@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use forkyard_core::budget::{Ask, Balance};
 use forkyard_core::view::{ForkView, RunView, SandboxView};
-use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
+use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Timestamp, Usd};
 use forkyard_store::*;
 
 use super::process::Proc;
@@ -259,5 +259,27 @@ impl Views for SimStore {
     }
     async fn identity(&self) -> Result<String> {
         self.mem.identity().await
+    }
+}
+
+#[async_trait]
+impl Access for SimStore {
+    async fn put_token(&self, token: Token) -> Result<()> {
+        self.mem.put_token(token).await
+    }
+    async fn token(&self, id: &str) -> Result<Option<Token>> {
+        self.mem.token(id).await
+    }
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        self.mem.tokens().await
+    }
+    async fn revoke_token(&self, id: &str, at: Timestamp) -> Result<()> {
+        self.mem.revoke_token(id, at).await
+    }
+    async fn put_audit(&self, deed: Deed) -> Result<u64> {
+        self.mem.put_audit(deed).await
+    }
+    async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditEntry>> {
+        self.mem.audit(query).await
     }
 }
