@@ -10,6 +10,8 @@ pub mod git;
 pub mod log;
 pub mod models;
 pub mod ports;
+pub mod results;
+pub mod sandboxes;
 pub mod sweep;
 
 use async_trait::async_trait;

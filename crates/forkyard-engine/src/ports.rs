@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use forkyard_agent::JournalEntry;
+pub use forkyard_agent::JournalEntry;
 use forkyard_agent::event::EVENT_VERSION;
 use forkyard_agent::ports::{
-    Ask, EventSink, Grant, Inbox, InboxMessage, Journal, JournalError, Ledger, LedgerError, LiveEvent,
-    MessageId, MessageKind, ReservationId, Sent,
+    Ask, EventSink, Grant, Inbox, InboxMessage, Journal, JournalError, Ledger, LedgerError, MessageId,
+    ReservationId, Sent,
 };
+pub use forkyard_agent::ports::{LiveEvent, MessageKind};
 use forkyard_core::pricing::Usage;
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
 use forkyard_store::{AppendJournal, NewEvent, Reserve, Sending, Source, Store, StoreError};

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use forkyard_core::view::{ForkView, RunStatus, RunView};
 use forkyard_core::{ForkNum, RunId};
-use forkyard_engine::activities::open_repo;
-use forkyard_engine::git::{CommitId, Repo};
+use forkyard_engine::results::{self, Outcome};
 use forkyard_store::ProcessKind;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -63,13 +62,6 @@ pub async fn the_fork(yard: &Yard, run: &RunId, fork: ForkNum) -> Result<ForkVie
     })
 }
 
-/// A fork's commit and what it started from, in the repository that keeps them.
-pub struct Outcome {
-    pub repo: Repo,
-    pub base: CommitId,
-    pub commit: CommitId,
-}
-
 /// The named fork; of a run alone, its best one.
 pub async fn chosen(yard: &Yard, target: &Target) -> Result<(RunView, ForkView)> {
     let view = the_run(yard, &target.run).await?;
@@ -85,14 +77,10 @@ pub async fn chosen(yard: &Yard, target: &Target) -> Result<(RunView, ForkView)>
 }
 
 pub async fn outcome(yard: &Yard, view: &RunView, fork: ForkNum) -> Result<Outcome> {
-    let repo = open_repo(&yard.git, &view.repo).await?;
-    let base = yard.git.kept(&repo, &view.id, "base").await?;
-    let commit = yard.git.kept(&repo, &view.id, &fork.to_string()).await?;
-    match (base, commit) {
-        (Some(base), Some(commit)) => Ok(Outcome { repo, base, commit }),
-        (None, _) | (_, None) => Err(CliError::failure(format!("fork {fork} of {} left no result", view.id))
-            .hint(format!("`forkyard status {}/{fork}` says how far it came", view.id))),
-    }
+    results::outcome(&yard.git, view, fork).await?.ok_or_else(|| {
+        CliError::failure(format!("fork {fork} of {} left no result", view.id))
+            .hint(format!("`forkyard status {}/{fork}` says how far it came", view.id))
+    })
 }
 
 /// Whether a process of this host takes on whatever has no driver.

@@ -13,6 +13,7 @@ use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
 use forkyard_engine::git::{Git, GitConfig};
 use forkyard_engine::models::{Models, ModelsConfig};
+use forkyard_engine::sandboxes::Sandboxes;
 use forkyard_sandbox::docker::{DockerOptions, DockerProvider};
 use forkyard_sandbox::egress::{EgressConfig, EgressProxy};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
@@ -33,6 +34,7 @@ pub struct Yard {
     pub git: Arc<Git>,
     pub models: Arc<Models>,
     pub providers: BTreeMap<ProviderKind, Arc<dyn Provider>>,
+    pub sandboxes: Sandboxes,
     /// What the forks of this process do right now.
     pub doing: Arc<Doing>,
     /// This machine, as the store knows it.
@@ -88,7 +90,8 @@ impl Yard {
             Clock::system(),
             config,
         );
-        Ok(Yard { settings, store, engine, git, models, providers, doing, host })
+        let sandboxes = Sandboxes::new(providers.clone());
+        Ok(Yard { settings, store, engine, git, models, providers, sandboxes, doing, host })
     }
 
     pub fn new_run_id() -> RunId {

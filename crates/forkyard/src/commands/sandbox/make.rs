@@ -11,7 +11,7 @@ use super::exec::{run_inside, status};
 use super::{attach, find};
 use crate::commands::cleanup::duration;
 use crate::commands::run_options::volume;
-use crate::error::{CliError, Result};
+use crate::error::Result;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::settings::Flags;
@@ -123,9 +123,7 @@ impl MakeOptions {
         name: Option<SandboxId>,
     ) -> Result<(Arc<dyn Provider>, Arc<dyn Sandbox>)> {
         let kind = yard.settings.provider;
-        let provider = yard.providers.get(&kind).cloned().ok_or_else(|| {
-            CliError::failure(format!("there is no {kind:?} provider here")).hint("see `forkyard doctor`")
-        })?;
+        let provider = yard.sandboxes.provider(kind)?.clone();
         let spec = self.spec(yard)?;
         let id = match name {
             Some(id) => id,
@@ -242,29 +240,19 @@ pub struct ForkArgs {
 
 impl ForkArgs {
     pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        let (provider, info) = find(yard, &self.sandbox).await?;
-        let parent = provider.attach(&self.sandbox, info.attempt).await?;
+        find(yard, &self.sandbox).await?;
         let options = MakeOptions { lifetime: self.lifetime.clone(), ..MakeOptions::default() };
-        let mut spec = options.spec(yard)?;
-        spec.limits = info.limits;
         let snapshot = SnapshotId::new(format!("n{}", random_text(9)))?;
-        parent.snapshot(&snapshot, &Labels::new()).await?;
-        spec.root = Root::Snapshot(snapshot.clone());
-        let mut made = Vec::new();
-        for _ in 0..self.count {
-            let id = new_id()?;
-            provider.create(&id, Attempt(1), &spec).await?;
-            if !out.json {
-                out.line(id.as_str())?;
-            }
-            made.push(id);
-        }
-        // Children keep what they use of it.
-        provider.remove_snapshot(&snapshot).await?;
+        let made = (0..self.count).map(|_| new_id()).collect::<Result<Vec<_>>>()?;
+        yard.sandboxes.fork(&self.sandbox, &snapshot, &made, options.spec(yard)?).await?;
         if out.json {
             out.json(
                 &json!({ "schema": "forkyard.sandbox_fork/1", "parent": self.sandbox, "sandboxes": made }),
             )?;
+        } else {
+            for id in &made {
+                out.line(id.as_str())?;
+            }
         }
         Ok(Exit::Success)
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use forkyard_core::SandboxId;
-use forkyard_sandbox::{Labels, Provider, Sandbox, SandboxInfo};
+use forkyard_sandbox::{ErrorKind, Provider, Sandbox, SandboxInfo};
 use serde_json::json;
 
 use crate::cli::Global;
@@ -117,13 +117,10 @@ fn said(out: &mut Output<'_>, command: &str, id: &SandboxId, text: &str) -> Resu
 
 /// Whoever has it.
 async fn find(yard: &Yard, id: &SandboxId) -> Result<(Arc<dyn Provider>, SandboxInfo)> {
-    for provider in yard.providers.values() {
-        if let Some(info) = provider.list(&Labels::new()).await?.into_iter().find(|s| s.id == *id) {
-            return Ok((provider.clone(), info));
-        }
-    }
-    Err(CliError::usage(format!("there is no sandbox {id}"))
-        .hint("`forkyard sandbox list` shows those that there are"))
+    yard.sandboxes.find(id).await.map_err(|e| match e.kind {
+        ErrorKind::NotFound => CliError { exit: Exit::Usage, ..e.into() },
+        _ => e.into(),
+    })
 }
 
 async fn attach(yard: &Yard, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {

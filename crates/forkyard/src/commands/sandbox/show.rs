@@ -1,6 +1,6 @@
 use clap::Args;
 use forkyard_core::SandboxId;
-use forkyard_sandbox::{Labels, SandboxStatus};
+use forkyard_sandbox::SandboxStatus;
 use serde_json::json;
 
 use super::{attach, find};
@@ -19,11 +19,7 @@ pub struct ListArgs {}
 
 impl ListArgs {
     pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        let mut all = Vec::new();
-        for provider in yard.providers.values() {
-            all.extend(provider.list(&Labels::new()).await?);
-        }
-        all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        let all = yard.sandboxes.list().await?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.sandboxes/1", "sandboxes": all }))?;
             return Ok(Exit::Success);

@@ -1,0 +1,143 @@
+//! What forks came to, out of the repository that keeps it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use forkyard_core::ForkNum;
+use forkyard_core::view::RunView;
+
+use crate::activities::open_repo;
+use crate::git::{ChangeKind, CommitId, FileChange, Git, GitError, MAX_OUTPUT_BYTES, Repo};
+
+/// A fork's commit and what it started from, in the repository that keeps them.
+pub struct Outcome {
+    pub repo: Repo,
+    pub base: CommitId,
+    pub commit: CommitId,
+}
+
+/// None: the fork has left no result, or not yet.
+pub async fn outcome(git: &Git, view: &RunView, fork: ForkNum) -> Result<Option<Outcome>, GitError> {
+    let repo = open_repo(git, &view.repo).await?;
+    let base = git.kept(&repo, &view.id, "base").await?;
+    let commit = git.kept(&repo, &view.id, &fork.to_string()).await?;
+    Ok(base.zip(commit).map(|(base, commit)| Outcome { repo, base, commit }))
+}
+
+/// Files by forks: what they agree and differ on.
+#[derive(Debug, Default)]
+pub struct Comparison {
+    /// Of the forks that have a result, what each did to which file.
+    pub changes: BTreeMap<ForkNum, BTreeMap<String, FileChange>>,
+    /// For each file, which forks did the same to it: the same letter is the same change.
+    pub files: BTreeMap<String, BTreeMap<ForkNum, char>>,
+}
+
+impl Comparison {
+    /// Files that all forks changed in the same way.
+    pub fn same(&self) -> usize {
+        self.files.values().filter(|v| v.len() == self.changes.len() && distinct(v) == 1).count()
+    }
+    /// Files that were changed in different ways.
+    pub fn differing(&self) -> usize {
+        self.files.values().filter(|v| distinct(v) > 1).count()
+    }
+    /// Files that one fork alone changed.
+    pub fn alone(&self) -> usize {
+        self.files.values().filter(|v| v.len() == 1).count()
+    }
+}
+
+struct Change {
+    file: FileChange,
+    patch: Vec<u8>,
+}
+
+type Changes = BTreeMap<String, Change>;
+
+/// Compares those of `forks` that have left a result.
+pub async fn compare(git: &Git, view: &RunView, forks: &[ForkNum]) -> Result<Comparison, GitError> {
+    let mut changes: BTreeMap<ForkNum, Changes> = BTreeMap::new();
+    for fork in forks {
+        if let Some(o) = outcome(git, view, *fork).await? {
+            changes.insert(*fork, changes_of(git, &o).await?);
+        }
+    }
+    let files = agreement(&changes);
+    let only_files = |c: Changes| c.into_iter().map(|(path, c)| (path, c.file)).collect();
+    Ok(Comparison { changes: changes.into_iter().map(|(n, c)| (n, only_files(c))).collect(), files })
+}
+
+async fn changes_of(git: &Git, o: &Outcome) -> Result<Changes, GitError> {
+    let summary = git.diff(&o.repo, &o.base, &o.commit).await?;
+    let patch = git.patch(&o.repo, &o.base, &o.commit, MAX_OUTPUT_BYTES).await?;
+    let mut pieces = pieces(&patch).into_iter();
+    let mut changes = Changes::new();
+    for file in summary.files {
+        // A file that became a link, or the like, is taken away and made anew.
+        let parts = if file.kind == ChangeKind::TypeChanged { 2 } else { 1 };
+        let patch = pieces.by_ref().take(parts).flatten().copied().collect();
+        changes.insert(file.path.clone(), Change { file, patch });
+    }
+    Ok(changes)
+}
+
+/// A patch file by file, in its order. A changed line never begins with `d`, so the mark is unmistakable.
+fn pieces(patch: &[u8]) -> Vec<&[u8]> {
+    const MARK: &[u8] = b"diff --git ";
+    let mut starts: Vec<usize> = Vec::new();
+    let mut at = 0;
+    for line in patch.split_inclusive(|b| *b == b'\n') {
+        if line.starts_with(MARK) {
+            starts.push(at);
+        }
+        at += line.len();
+    }
+    starts
+        .iter()
+        .enumerate()
+        .map(|(i, from)| &patch[*from..starts.get(i + 1).copied().unwrap_or(patch.len())])
+        .collect()
+}
+
+fn agreement(changes: &BTreeMap<ForkNum, Changes>) -> BTreeMap<String, BTreeMap<ForkNum, char>> {
+    let paths: BTreeSet<&String> = changes.values().flat_map(Changes::keys).collect();
+    paths
+        .into_iter()
+        .map(|path| {
+            let mut seen: Vec<&[u8]> = Vec::new();
+            let mut variants = BTreeMap::new();
+            for (fork, files) in changes {
+                let Some(change) = files.get(path) else { continue };
+                let at = seen.iter().position(|p| *p == change.patch).unwrap_or_else(|| {
+                    seen.push(&change.patch);
+                    seen.len() - 1
+                });
+                variants.insert(*fork, letter(at));
+            }
+            (path.clone(), variants)
+        })
+        .collect()
+}
+
+/// More variants than letters look alike, which a reader of that many columns will not mind.
+fn letter(n: usize) -> char {
+    char::from(b'a' + u8::try_from(n.min(25)).unwrap_or(25))
+}
+
+fn distinct(variants: &BTreeMap<ForkNum, char>) -> usize {
+    variants.values().collect::<BTreeSet<_>>().len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_patch_is_cut_at_its_files_alone() {
+        let patch = b"diff --git a/x b/x\n+diff --git a/fake b/fake\ndiff --git a/y b/y\n-z\n";
+        let found = pieces(patch);
+        assert_eq!(found.len(), 2);
+        assert!(found[1].starts_with(b"diff --git a/y"));
+        assert!(pieces(b"").is_empty());
+    }
+}
