@@ -80,4 +80,11 @@ pub const SCENARIOS: &[Scenario] = &[
         cargo: &["run", "--release", "-p", "forkyard-store", "--example", "bench_store"],
         env: &[],
     },
+    Scenario {
+        kind: Kind::Bench,
+        name: "server",
+        shows: "events to 400 watchers of 100 runs and of one, answers with 10,000 runs and a million events",
+        cargo: &["run", "--release", "-p", "forkyard-server", "--example", "bench_server"],
+        env: &[],
+    },
 ];

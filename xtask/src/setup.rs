@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::steps::{cargo, on_path};
+use crate::steps::{self, cargo, on_path};
 
 /// How long apt may wait for another apt to finish.
 const APT_LOCK_SECONDS: u32 = 600;
@@ -45,12 +45,18 @@ const PACKAGES: &[Package] = &[
     Package { name: "bubblewrap", probe: Probe::Program("bwrap"), why: "a yardstick for the local provider" },
     Package { name: "util-linux", probe: Probe::Program("setpriv"), why: "tests as an ordinary user" },
     Package { name: "procps", probe: Probe::Program("ps"), why: "leak checks" },
+    Package {
+        name: "python3-venv",
+        probe: Probe::Versioned("/usr/lib", "ensurepip/__init__.py"),
+        why: "schemathesis in a folder of its own",
+    },
     Package { name: "tmux", probe: Probe::Program("tmux"), why: "end to end through a real terminal" },
 ];
 
 pub fn run() -> Result<()> {
     install(PACKAGES)?;
     nextest();
+    schemathesis();
     Ok(())
 }
 
@@ -135,5 +141,25 @@ fn nextest() {
         cargo().args(["install", "--quiet", "--locked", "cargo-nextest"]).status().is_ok_and(|s| s.success());
     if !ok {
         println!("· cargo-nextest could not be installed: tests will run by `cargo test`");
+    }
+}
+
+/// Fuzzes the API by its own description. A newer one may find more, which is no reason for yesterday's commit to fail.
+const SCHEMATHESIS: &str = "schemathesis==4.32.5";
+
+/// Beside what cargo builds: the test finds it there.
+fn schemathesis() {
+    let venv = steps::target_dir().join("tools/schemathesis");
+    if venv.join("bin/schemathesis").is_file() {
+        return;
+    }
+    println!("· pip install {SCHEMATHESIS} into {}", venv.display());
+    let python =
+        |program: &Path, args: &[&str]| Command::new(program).args(args).status().is_ok_and(|s| s.success());
+    let at = venv.display().to_string();
+    let ok = python(Path::new("python3"), &["-m", "venv", &at])
+        && python(&venv.join("bin/pip"), &["install", "--quiet", SCHEMATHESIS]);
+    if !ok {
+        println!("· schemathesis could not be installed: its test will say so");
     }
 }

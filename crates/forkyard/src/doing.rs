@@ -1,7 +1,7 @@
 //! What the agents of this process do right now, for whoever shows it.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use forkyard_agent::ports::LiveEvent;
 use forkyard_agent::{AgentEvent, JournalEntry};
@@ -34,20 +34,32 @@ impl Now {
 const MAX_TEXT: usize = 200;
 
 #[derive(Default)]
-pub struct Doing(Mutex<BTreeMap<(RunId, ForkNum), Now>>);
+pub struct Doing {
+    now: Mutex<BTreeMap<(RunId, ForkNum), Now>>,
+    /// Who else looks on.
+    next: OnceLock<Arc<dyn Onlooker>>,
+}
 
 impl Doing {
+    /// Passes everything on, from now on; the first to ask gets it.
+    pub fn pass_on_to(&self, next: Arc<dyn Onlooker>) {
+        // The one who was first stays.
+        let _ = self.next.set(next);
+    }
     pub fn now(&self, run: &RunId, fork: ForkNum) -> Option<Now> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(run.clone(), fork)).cloned()
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).get(&(run.clone(), fork)).cloned()
     }
     fn with(&self, run: &RunId, fork: ForkNum, f: impl FnOnce(&mut Now)) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.now.lock().unwrap_or_else(PoisonError::into_inner);
         f(all.entry((run.clone(), fork)).or_default());
     }
 }
 
 impl Onlooker for Doing {
     fn live(&self, run: &RunId, fork: ForkNum, event: &LiveEvent) {
+        if let Some(next) = self.next.get() {
+            next.live(run, fork, event);
+        }
         match event {
             LiveEvent::Text { text, .. } => self.with(run, fork, |n| {
                 if !n.speaking {
@@ -71,6 +83,9 @@ impl Onlooker for Doing {
     }
 
     fn recorded(&self, run: &RunId, fork: ForkNum, entries: &[JournalEntry]) {
+        if let Some(next) = self.next.get() {
+            next.recorded(run, fork, entries);
+        }
         for e in entries {
             match &e.event {
                 AgentEvent::AssistantMessage(m) => self.with(run, fork, |n| {

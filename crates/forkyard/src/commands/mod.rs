@@ -22,8 +22,10 @@ pub mod resume;
 pub mod run;
 pub mod run_options;
 pub mod sandbox;
+pub mod serve;
 pub mod status;
 pub mod target;
+pub mod token;
 pub mod trust;
 pub mod watch;
 pub mod worker;
@@ -62,7 +64,9 @@ mod tests {
         Resume(resume::ResumeArgs),
         Run(run::RunArgs),
         Sandbox(sandbox::SandboxArgs),
+        Serve(serve::ServeArgs),
         Status(status::StatusArgs),
+        Token(token::TokenArgs),
         Watch(watch::WatchArgs),
         Worker(worker::WorkerArgs),
     }
@@ -99,6 +103,9 @@ mod tests {
             "compare abc 0 1 2",
             "watch",
             "worker --run abc",
+            "serve -p 0 --root /srv",
+            "token create me --scope steer --expires 90d",
+            "token revoke abc",
         ] {
             let words = std::iter::once("forkyard").chain(line.split(' '));
             All::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
@@ -121,6 +128,8 @@ mod tests {
             "fork . -p x --image a --snapshot b",
             "fork . -p x --max-forks 3",
             "events abc -f --compare",
+            "token create me --scope root",
+            "serve --tls-cert a",
         ] {
             let words = std::iter::once("forkyard").chain(line.split(' '));
             assert!(All::try_parse_from(words).is_err(), "{line}");

@@ -49,7 +49,7 @@ impl WorkerArgs {
 }
 
 /// What happens in a worker is told on standard error.
-fn log_to_stderr(filter: &str) {
+pub fn log_to_stderr(filter: &str) {
     let filter = tracing_subscriber::EnvFilter::try_new(filter)
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
     // Fails only if somebody listens already.

@@ -212,6 +212,19 @@ settings! {
     /// Port of the metrics.
     metrics_port: u16 = "metrics.port" { default: Some("9090"), range: Some(("1", "65535")), env: &[var("METRICS_PORT")] }
 
+    /// Address that `forkyard serve` listens on.
+    server_address: String = "server.address" { default: Some("127.0.0.1"), env: &[var("FORKYARD_SERVER_ADDRESS")], flag: Some("--host") }
+    /// Port of the HTTP API; 0 takes any.
+    server_port: u16 = "server.port" { default: Some("4610"), range: Some(("0", "65535")), env: &[var("FORKYARD_SERVER_PORT")], flag: Some("-p, --port") }
+    /// Folder below which the API takes paths of this machine, for repositories, say. Unset: none.
+    server_root: Option<PathBuf> = "server.root" { env: &[var("FORKYARD_SERVER_ROOT")], flag: Some("--root") }
+    /// Names that the server is reached by, besides localhost and numbers.
+    server_hosts: Vec<String> = "server.hosts" { default: Some("") }
+    /// Certificate of the server (PEM).
+    server_tls_cert: Option<PathBuf> = "server.tls_cert" { flag: Some("--tls-cert") }
+    /// Its key (PEM).
+    server_tls_key: Option<PathBuf> = "server.tls_key" { flag: Some("--tls-key") }
+
     /// How often orphans are looked for.
     cleanup_interval: Millis = "cleanup.interval" { default: Some("15m"), range: Some(("1s", "7d")), flag: Some("--interval") }
     /// A sandbox older than this with no live run is an orphan.

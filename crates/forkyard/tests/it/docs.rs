@@ -22,3 +22,9 @@ fn configuration() {
 fn cli() {
     current("cli.md", &forkyard::program::commands_reference());
 }
+
+#[test]
+fn api_errors() {
+    let head = "# Error codes of the API\n\n<!-- Generated from the server's codes: change them there and run `cargo xtask codegen`. -->\n\nAn answer that is an error has the body `{\"error\": {\"code\", \"message\", \"hint\", \"fields\"}}`. Codes are for programs and are never renamed; messages are for people and may change.\n\n";
+    current("api-errors.md", &format!("{head}{}", forkyard_server::error::markdown()));
+}

@@ -1,0 +1,269 @@
+//! Runs: as they are asked for, and as they are shown.
+
+use std::collections::BTreeMap;
+
+use forkyard_core::budget::Balance;
+use forkyard_core::view::{self, RunView};
+use forkyard_core::{ForkNum, sandbox};
+use forkyard_engine::git::shown_url;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::fork::Fork;
+use super::mirror;
+
+mirror!(RunStatus of view::RunStatus, "snake_case" { Pending, Preparing, Running, Finishing, Ended });
+mirror!(RunOutcome of view::RunOutcome, "snake_case" { Success, Failed, Cancelled });
+mirror!(EngineKind of view::EngineKind, "snake_case" { Embedded, Temporal });
+mirror!(Provider of sandbox::ProviderKind, "lowercase" { Local, Docker, E2b, Daytona });
+mirror!(NetworkMode of sandbox::NetworkMode, "lowercase" { None, Isolated, Bridge });
+
+/// One submitted job.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Run {
+    pub id: String,
+    pub engine: EngineKind,
+    pub status: RunStatus,
+    /// Once it has ended.
+    pub outcome: Option<RunOutcome>,
+    pub paused: bool,
+    /// Its user let go of it: nobody takes it over until it is resumed.
+    pub detached: bool,
+    pub cancelling: bool,
+    /// Without credentials.
+    pub repo: String,
+    pub branch: Option<String>,
+    /// Of its first fork.
+    pub prompt: String,
+    pub budget_usd: Option<f64>,
+    pub fork_budget_usd: Option<f64>,
+    /// Milliseconds since 1970.
+    pub created_at: u64,
+    pub updated_at: u64,
+    pub ended_at: Option<u64>,
+    pub progress: Progress,
+    pub error: Option<String>,
+    /// Best first, once ended.
+    pub ranking: Vec<u32>,
+    /// Named only if something judged the results.
+    pub winner: Option<u32>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Progress {
+    pub total_forks: u32,
+    pub pending: u32,
+    pub in_progress: u32,
+    pub completed: u32,
+    pub failed: u32,
+}
+
+impl From<&RunView> for Run {
+    fn from(v: &RunView) -> Run {
+        Run {
+            id: v.id.to_string(),
+            engine: v.engine.into(),
+            status: v.status.into(),
+            outcome: v.outcome.map(Into::into),
+            paused: v.paused,
+            detached: v.detached,
+            cancelling: v.cancelling,
+            repo: shown_url(&v.repo),
+            branch: v.branch.clone(),
+            prompt: v.prompt.clone(),
+            budget_usd: v.limits.run.map(|u| u.as_dollars()),
+            fork_budget_usd: v.limits.fork.map(|u| u.as_dollars()),
+            created_at: v.created_at.0,
+            updated_at: v.updated_at.0,
+            ended_at: v.ended_at.map(|t| t.0),
+            progress: Progress {
+                total_forks: v.progress.total_forks,
+                pending: v.progress.pending,
+                in_progress: v.progress.in_progress,
+                completed: v.progress.completed,
+                failed: v.progress.failed,
+            },
+            error: v.error.clone(),
+            ranking: v.ranking.clone(),
+            winner: v.winner,
+        }
+    }
+}
+
+/// A run with its forks and its money.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct RunDetail {
+    #[serde(flatten)]
+    pub run: Run,
+    pub forks: Vec<Fork>,
+    pub spent_usd: f64,
+    /// Set aside for requests under way.
+    pub reserved_usd: f64,
+    /// The position of its last event.
+    pub position: u64,
+}
+
+impl RunDetail {
+    pub fn new(view: &RunView, forks: &[view::ForkView], balance: &Balance, position: u64) -> RunDetail {
+        RunDetail {
+            run: view.into(),
+            forks: forks.iter().map(Into::into).collect(),
+            spent_usd: balance.spent.as_dollars(),
+            reserved_usd: balance.reserved.as_dollars(),
+            position,
+        }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct RunPage {
+    pub runs: Vec<Run>,
+    /// For the next page; null at the end.
+    pub next_cursor: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ListRuns {
+    /// Only runs that have not ended.
+    pub live: Option<bool>,
+    #[param(minimum = 1, maximum = 500)]
+    pub limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    pub cursor: Option<String>,
+}
+
+/// What a run is to be. What is left out is as the server's settings say.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateRun {
+    /// A URL, or an absolute path below the server's root.
+    pub repo: String,
+    /// Branch, tag or commit to start from.
+    #[serde(default)]
+    pub branch: Option<String>,
+    /// Carry uncommitted changes of a local repository.
+    #[serde(default)]
+    pub dirty: bool,
+    /// What the agents are to do.
+    pub prompt: String,
+    #[serde(default)]
+    pub model: Option<String>,
+    /// How many; by default one, or one for each variant.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 100)]
+    pub forks: Option<u32>,
+    /// What makes forks differ, dealt out in order and again from the start.
+    #[serde(default)]
+    pub variants: Vec<Variant>,
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 100)]
+    pub max_concurrent: Option<u32>,
+    #[serde(default)]
+    pub timeout_ms: Option<u64>,
+    #[serde(default)]
+    pub budget_usd: Option<f64>,
+    #[serde(default)]
+    pub fork_budget_usd: Option<f64>,
+    #[serde(default)]
+    pub max_turns: Option<u32>,
+    #[serde(default)]
+    pub setup: Option<String>,
+    #[serde(default)]
+    pub verify: Option<String>,
+    #[serde(default)]
+    pub score: Option<String>,
+    #[serde(default)]
+    pub protect: Option<Vec<String>>,
+    #[serde(default)]
+    pub capture: Option<Vec<String>>,
+    #[serde(default)]
+    pub linger_ms: Option<u64>,
+    /// Hand the sandboxes over instead of destroying them.
+    #[serde(default)]
+    pub keep: bool,
+    #[serde(default)]
+    pub until_verified: Option<UntilVerified>,
+    #[serde(default)]
+    pub sandbox: Option<SandboxPlan>,
+    #[serde(default)]
+    pub agent: Option<AgentPlan>,
+}
+
+/// What one fork has that others have not.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Variant {
+    pub name: Option<String>,
+    pub prompt: Option<String>,
+    pub model: Option<String>,
+    pub system_prompt: Option<String>,
+}
+
+/// Start more forks until this many are verified.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UntilVerified {
+    pub verified: u32,
+    pub max_forks: u32,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SandboxPlan {
+    pub provider: Option<Provider>,
+    /// A registry reference; `oci:PATH` and `archive:PATH` below the server's root.
+    pub image: Option<String>,
+    /// A snapshot to start from.
+    pub snapshot: Option<String>,
+    pub memory_bytes: Option<u64>,
+    pub cpus: Option<f64>,
+    pub disk_bytes: Option<u64>,
+    pub processes: Option<u32>,
+    pub env: Option<BTreeMap<String, String>>,
+    pub strict: Option<bool>,
+    pub network: Option<NetworkMode>,
+    /// Hosts that it may reach besides the default list.
+    pub allow: Option<Vec<String>>,
+    pub no_default_allow: Option<bool>,
+    /// Names of secrets of the server's configuration.
+    pub secrets: Option<Vec<String>>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AgentPlan {
+    pub permission_mode: Option<String>,
+    pub allowed_tools: Option<Vec<String>>,
+    pub disallowed_tools: Option<Vec<String>>,
+}
+
+/// A command was accepted; whoever drives the run does it.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Accepted {
+    pub run: String,
+    /// `pause`, `resume`, `cancel`, `cancel_fork`, `add_forks`.
+    pub command: String,
+}
+
+impl Accepted {
+    pub fn new(run: &RunView, command: &str) -> Accepted {
+        Accepted { run: run.id.to_string(), command: command.to_string() }
+    }
+}
+
+/// More forks for a live run: like its first one, or as these say.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AddForks {
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 100)]
+    pub forks: Option<u32>,
+    #[serde(default)]
+    pub prompt: Option<String>,
+    #[serde(default)]
+    pub model: Option<String>,
+}
+
+pub type Num = ForkNum;

@@ -1,0 +1,182 @@
+//! The HTTP API: what the CLI can do, for programs and for pages, over the same engine and store.
+//!
+//! Routes describe themselves (OpenAPI), and [`access`] lets nobody past who lacks the scope that a description names.
+//! Two routers: this one is for users. What runs inside a sandbox reaches another, with nothing of this one in it: see
+//! [`inside`].
+
+pub mod access;
+mod audit;
+pub mod dto;
+pub mod error;
+mod extract;
+pub mod inside;
+mod listen;
+mod page;
+mod requests;
+pub mod routes;
+pub mod stream;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::Response;
+use bytes::Bytes;
+use forkyard_core::spec::RunSpec;
+use forkyard_core::view::{ForkView, RunView};
+use forkyard_core::{ForkNum, RunId, Timestamp};
+use forkyard_engine::Engine;
+use forkyard_engine::clock::Clock;
+use forkyard_engine::git::Git;
+use forkyard_engine::models::Models;
+use forkyard_engine::ports::{JournalEntry, LiveEvent, Onlooker};
+use forkyard_engine::sandboxes::Sandboxes;
+use forkyard_store::Store;
+use tokio_util::sync::CancellationToken;
+
+pub use listen::{Tls, serve};
+
+use access::{LoginCodes, Needs};
+use error::{ApiError, Code, Result};
+use stream::Feeds;
+
+/// Bytes of a request's body, where a route does not say otherwise: a prompt's bound, a few times over.
+pub const MAX_BODY_BYTES: usize = 2 << 20;
+
+/// What the server works with.
+pub struct Parts {
+    pub store: Arc<dyn Store>,
+    pub engine: Arc<dyn Engine>,
+    pub git: Arc<Git>,
+    pub models: Arc<Models>,
+    pub sandboxes: Sandboxes,
+    pub clock: Clock,
+    /// What a run is where a request says nothing: every setting.
+    pub defaults: RunSpec,
+    /// Text before every prompt.
+    pub prompt_prefix: Option<String>,
+    /// Paths of the host are taken only below this folder.
+    pub root: Option<PathBuf>,
+    /// Names of this server, besides localhost and numbers; in lower case.
+    pub hosts: Vec<String>,
+    /// It is reached by TLS alone.
+    pub secure: bool,
+    /// Streams end with it.
+    pub stop: CancellationToken,
+}
+
+#[derive(Clone)]
+pub struct App(Arc<Inner>);
+
+struct Inner {
+    parts: Parts,
+    needs: Needs,
+    openapi: Bytes,
+    codes: LoginCodes,
+    feeds: Feeds,
+}
+
+impl App {
+    /// Panics if a route does not describe itself: no program with such a route passes a single test.
+    pub fn new(parts: Parts) -> App {
+        let described = routes::openapi();
+        let needs = Needs::read(&described).unwrap_or_else(|e| panic!("{e}"));
+        let feeds = Feeds::new(parts.store.clone());
+        let openapi = Bytes::from(described.to_string());
+        App(Arc::new(Inner { parts, needs, openapi, codes: LoginCodes::default(), feeds }))
+    }
+
+    pub fn router(&self) -> Router {
+        let api = routes::router().route_layer(from_fn_with_state(self.clone(), access::check_scope));
+        api.fallback(routes::nowhere)
+            .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+            .layer(from_fn_with_state(self.clone(), access::check_place))
+            .layer(from_fn(safe_headers))
+            .with_state(self.clone())
+    }
+
+    /// A link that logs a browser in, once; `base` is where the server is reached.
+    pub fn login_link(&self, base: &str, token: &str) -> String {
+        format!("{base}/login?code={}", self.0.codes.make(token, self.now()))
+    }
+
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.0.parts.store
+    }
+    pub(crate) fn parts(&self) -> &Parts {
+        &self.0.parts
+    }
+    pub(crate) fn engine(&self) -> &dyn Engine {
+        &*self.0.parts.engine
+    }
+    pub(crate) fn now(&self) -> Timestamp {
+        self.0.parts.clock.now()
+    }
+    pub(crate) fn hosts(&self) -> &[String] {
+        &self.0.parts.hosts
+    }
+    pub(crate) fn needs(&self) -> &Needs {
+        &self.0.needs
+    }
+    pub(crate) fn openapi(&self) -> Bytes {
+        self.0.openapi.clone()
+    }
+    pub(crate) fn codes(&self) -> &LoginCodes {
+        &self.0.codes
+    }
+    pub(crate) fn feeds(&self) -> &Feeds {
+        &self.0.feeds
+    }
+
+    /// A run by the name in an address.
+    pub(crate) async fn run(&self, id: &str) -> Result<RunView> {
+        let missing = || {
+            let shown: String = id.chars().take(64).collect();
+            ApiError::new(Code::RunNotFound, format!("there is no run {shown:?}"))
+        };
+        let id = RunId::new(id).map_err(|_| missing())?;
+        self.store().run(&id).await?.ok_or_else(missing)
+    }
+
+    /// For what only makes sense before the end.
+    pub(crate) async fn live_run(&self, id: &str) -> Result<RunView> {
+        let run = self.run(id).await?;
+        if run.outcome.is_some() {
+            return Err(ApiError::new(Code::Ended, format!("run {} has ended", run.id)));
+        }
+        Ok(run)
+    }
+
+    pub(crate) async fn fork(&self, run: &RunView, fork: ForkNum) -> Result<ForkView> {
+        let found = self.store().fork(&run.id, fork).await?;
+        found.ok_or_else(|| ApiError::new(Code::ForkNotFound, format!("run {} has no fork {fork}", run.id)))
+    }
+}
+
+/// Agents of this process are heard by those who watch their runs.
+impl Onlooker for App {
+    fn live(&self, run: &RunId, fork: ForkNum, event: &LiveEvent) {
+        self.feeds().say(run, fork, event);
+    }
+    fn recorded(&self, _: &RunId, _: ForkNum, _: &[JournalEntry]) {}
+}
+
+/// Answers hold what repositories and agents said: no browser may take one for a page, frame it or keep it.
+async fn safe_headers(request: axum::extract::Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
+    response
+}

@@ -1,0 +1,334 @@
+//! Forks: looked at, talked to, their results taken.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use forkyard_core::ForkNum;
+use forkyard_core::run::Command;
+use forkyard_core::spec::ForkSpec;
+use forkyard_core::view::{ForkView, RunView};
+use forkyard_engine::git::MAX_OUTPUT_BYTES;
+use forkyard_engine::ports::{MessageKind, StoredText};
+use forkyard_engine::results::{self, Outcome};
+use forkyard_engine::{EngineError, log};
+use forkyard_store::EventQuery;
+use serde_json::json;
+
+use super::runs::{command, idempotency_key};
+use crate::App;
+use crate::access::Principal;
+use crate::dto::event::{Event, EventPage};
+use crate::dto::fork::{Checkpoint, Checkpoints, Fork, ForkList, Interrupt, Message, Queued};
+use crate::dto::result::{
+    Comparison, Diff, FileContent, Files, OneFile, PageOf, ResultFiles, Results, WhichForks,
+};
+use crate::dto::run::{Accepted, AddForks};
+use crate::error::{ApiError, Code, Result};
+use crate::extract::{Json, Path, Query};
+use crate::page;
+
+/// Bytes of a patch that is shown; the whole is at `/patch`.
+const MAX_SHOWN_PATCH: usize = 1 << 20;
+/// Bytes of one file of a result.
+const MAX_FILE_BYTES: u64 = 32 << 20;
+const MAX_MESSAGE_CHARS: usize = 10_000;
+
+type At = (String, u32);
+
+async fn found(app: &App, (run, fork): &At) -> Result<(RunView, ForkView)> {
+    let run = app.run(run).await?;
+    let fork = app.fork(&run, *fork).await?;
+    Ok((run, fork))
+}
+
+/// A run's forks, in order of their numbers.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks", tag = "forks", params(("run" = String, Path)),
+    security(("token" = ["read"])), responses((status = 200, body = ForkList)))]
+pub(super) async fn list_forks(State(app): State<App>, Path(run): Path<String>) -> Result<Json<ForkList>> {
+    let run = app.run(&run).await?;
+    let forks = app.store().forks(&run.id).await?;
+    Ok(Json(ForkList { forks: forks.iter().map(Into::into).collect() }))
+}
+
+/// Adds forks to a live run.
+#[utoipa::path(post, path = "/api/v1/runs/{run}/forks", tag = "forks", params(("run" = String, Path)), request_body = AddForks,
+    security(("token" = ["steer"])), responses((status = 202, body = Accepted)))]
+pub(super) async fn add_forks(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(run): Path<String>,
+    Json(request): Json<AddForks>,
+) -> Result<(StatusCode, Json<Accepted>)> {
+    let view = app.live_run(&run).await?;
+    let missing = || ApiError::from(EngineError::NoSuchRun(view.id.clone()));
+    let (state, _) = log::load_run(app.store(), &view.id).await?.ok_or_else(missing)?;
+    let first = state.spec().forks.first().cloned().unwrap_or_default();
+    let mut like = ForkSpec { name: None, ..first };
+    if let Some(prompt) = request.prompt {
+        like.prompt = prompt;
+    }
+    if let Some(model) = request.model {
+        app.check_model(&model)?;
+        like.model = model;
+    }
+    let count = request.forks.unwrap_or(1);
+    let forks = vec![like; count.min(forkyard_core::spec::MAX_FORKS + 1) as usize];
+    state.spec().validate_added(state.fork_count(), &forks, |m| app.parts().models.known(m))?;
+    command(&app, &by, &view, Command::AddForks { forks }).await
+}
+
+/// What came of a run: its forks, ranked.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/results", tag = "runs", params(("run" = String, Path)),
+    security(("token" = ["read"])), responses((status = 200, body = Results)))]
+pub(super) async fn run_results(State(app): State<App>, Path(run): Path<String>) -> Result<Json<Results>> {
+    let view = app.run(&run).await?;
+    let forks = app.store().forks(&view.id).await?;
+    let state = log::load_run(app.store(), &view.id).await?;
+    Ok(Json(Results::new(&view, &forks, state.map(|(s, _)| s.ranking().clone()).unwrap_or_default())))
+}
+
+/// What the results agree and differ on, file by file.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/compare", tag = "runs", params(("run" = String, Path), WhichForks),
+    security(("token" = ["read"])), responses((status = 200, body = Comparison)))]
+pub(super) async fn compare_run(
+    State(app): State<App>,
+    Path(run): Path<String>,
+    Query(which): Query<WhichForks>,
+) -> Result<Json<Comparison>> {
+    let view = app.run(&run).await?;
+    let wanted = which.read()?;
+    let forks = app.store().forks(&view.id).await?;
+    for n in &wanted {
+        app.fork(&view, *n).await?;
+    }
+    let chosen = forks.iter().filter(|f| wanted.is_empty() || wanted.contains(&f.fork));
+    let ready: Vec<ForkNum> = chosen.filter(|f| f.diff.is_some()).map(|f| f.fork).collect();
+    let compared = results::compare(&app.parts().git, &view, &ready).await?;
+    if compared.changes.is_empty() {
+        return Err(ApiError::new(Code::NoResult, format!("no fork of {} has a result yet", view.id)));
+    }
+    Ok(Json(Comparison::new(&view, compared)))
+}
+
+/// One fork.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}", tag = "forks", params(("run" = String, Path), ("fork" = u32, Path)),
+    security(("token" = ["read"])), responses((status = 200, body = Fork)))]
+pub(super) async fn get_fork(State(app): State<App>, Path(at): Path<At>) -> Result<Json<Fork>> {
+    Ok(Json((&found(&app, &at).await?.1).into()))
+}
+
+async fn outcome(app: &App, at: &At) -> Result<(RunView, ForkView, Outcome)> {
+    let (run, fork) = found(app, at).await?;
+    let none = || {
+        ApiError::new(
+            Code::NoResult,
+            format!("fork {} of {} has left no result, or not yet", fork.fork, run.id),
+        )
+    };
+    // Before it is collected there is nothing to look for in a repository.
+    if fork.diff.is_none() {
+        return Err(none());
+    }
+    let outcome = results::outcome(&app.parts().git, &run, fork.fork).await?.ok_or_else(none)?;
+    Ok((run, fork, outcome))
+}
+
+/// What a fork changed, from objects alone; with `path`, of one file or folder.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/diff", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path), OneFile),
+    security(("token" = ["read"])), responses((status = 200, body = Diff)))]
+pub(super) async fn fork_diff(
+    State(app): State<App>,
+    Path(at): Path<At>,
+    Query(of): Query<OneFile>,
+) -> Result<Json<Diff>> {
+    let (run, fork, o) = outcome(&app, &at).await?;
+    let git = &app.parts().git;
+    let mut summary = git.diff(&o.repo, &o.base, &o.commit).await?;
+    let mut paths = vec![];
+    if let Some(path) = of.path {
+        let path = path.trim_end_matches('/').to_string();
+        summary.files.retain(|f| {
+            f.path.strip_prefix(path.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        });
+        // Names of the result, not of the request: git takes some names for patterns.
+        paths = summary.files.iter().map(|f| f.path.clone()).collect();
+        if paths.is_empty() {
+            return Err(ApiError::new(
+                Code::FileNotFound,
+                format!("fork {} did not change {path:?}", fork.fork),
+            ));
+        }
+    }
+    let patch = git.patch_of(&o.repo, &o.base, &o.commit, &paths, MAX_OUTPUT_BYTES).await?;
+    Ok(Json(Diff::new(&run, &fork, &o, summary, &patch, MAX_SHOWN_PATCH)))
+}
+
+/// The result as a patch that `git apply` takes, binary files included.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/patch", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path)), security(("token" = ["read"])),
+    responses((status = 200, content_type = "text/x-patch", body = String)))]
+pub(super) async fn fork_patch(State(app): State<App>, Path(at): Path<At>) -> Result<Response> {
+    let (run, fork, o) = outcome(&app, &at).await?;
+    let patch = app.parts().git.patch(&o.repo, &o.base, &o.commit, MAX_OUTPUT_BYTES).await?;
+    let name = format!("attachment; filename=\"{}-{}.patch\"", run.id, fork.fork);
+    let name = HeaderValue::from_str(&name).map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
+    let kind = HeaderValue::from_static("text/x-patch");
+    Ok(([(header::CONTENT_TYPE, kind), (header::CONTENT_DISPOSITION, name)], patch).into_response())
+}
+
+/// The files of a result, and which of them it changed.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/files", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path), Files), security(("token" = ["read"])),
+    responses((status = 200, body = ResultFiles)))]
+pub(super) async fn fork_files(
+    State(app): State<App>,
+    Path(at): Path<At>,
+    Query(q): Query<Files>,
+) -> Result<Json<ResultFiles>> {
+    let limit = page::limit(q.limit)?;
+    let (_, _, o) = outcome(&app, &at).await?;
+    let git = &app.parts().git;
+    let changed = git.diff(&o.repo, &o.base, &o.commit).await?;
+    let tree = if q.changed.unwrap_or(false) { None } else { Some(git.tree(&o.repo, &o.commit).await?) };
+    Ok(Json(ResultFiles::new(changed, tree, q.cursor.as_deref(), limit)))
+}
+
+/// One file of a result, as it is.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/files/content", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path), FileContent), security(("token" = ["read"])),
+    responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>)))]
+pub(super) async fn fork_file(
+    State(app): State<App>,
+    Path(at): Path<At>,
+    Query(of): Query<FileContent>,
+) -> Result<Response> {
+    let (_, _, o) = outcome(&app, &at).await?;
+    let found = app.parts().git.file(&o.repo, &o.commit, &of.path, MAX_FILE_BYTES).await?;
+    let data = found
+        .ok_or_else(|| ApiError::new(Code::FileNotFound, format!("the result has no file {:?}", of.path)))?;
+    let kind = HeaderValue::from_static("application/octet-stream");
+    Ok(([(header::CONTENT_TYPE, kind)], data).into_response())
+}
+
+/// What a fork's agent said and did, oldest first.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/logs", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path), PageOf), security(("token" = ["read"])),
+    responses((status = 200, body = EventPage)))]
+pub(super) async fn fork_logs(
+    State(app): State<App>,
+    Path(at): Path<At>,
+    Query(q): Query<PageOf>,
+) -> Result<Json<EventPage>> {
+    let (run, fork) = found(&app, &at).await?;
+    let query = EventQuery {
+        after: q.after.unwrap_or(0),
+        fork: Some(fork.fork),
+        kinds: vec!["agent.".into()],
+        limit: page::limit(q.limit)?,
+        ..Default::default()
+    };
+    let events: Vec<Event> =
+        app.store().read_run(&run.id, &query).await?.into_iter().map(Into::into).collect();
+    let next_after = events.last().map(|e| e.position);
+    Ok(Json(EventPage { events, next_after }))
+}
+
+/// The points that a fork could be resumed or forked from, oldest first.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/checkpoints", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path), PageOf), security(("token" = ["read"])),
+    responses((status = 200, body = Checkpoints)))]
+pub(super) async fn fork_checkpoints(
+    State(app): State<App>,
+    Path(at): Path<At>,
+    Query(q): Query<PageOf>,
+) -> Result<Json<Checkpoints>> {
+    let (run, fork) = found(&app, &at).await?;
+    let query = EventQuery {
+        after: q.after.unwrap_or(0),
+        fork: Some(fork.fork),
+        kinds: vec!["agent.checkpoint_created".into()],
+        limit: page::limit(q.limit)?,
+        ..Default::default()
+    };
+    let found = app.store().read_run(&run.id, &query).await?;
+    let checkpoints: Vec<Checkpoint> = found.into_iter().map(Into::into).collect();
+    let next_after = checkpoints.last().map(|c| c.position);
+    Ok(Json(Checkpoints { checkpoints, next_after }))
+}
+
+/// Says something to a fork's agent; it reads it before its next tool call.
+#[utoipa::path(post, path = "/api/v1/runs/{run}/forks/{fork}/messages", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path), ("Idempotency-Key" = Option<String>, Header, description = "Makes the same request twice one message")),
+    request_body = Message, security(("token" = ["steer"])), responses((status = 202, body = Queued)))]
+pub(super) async fn send_message(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(at): Path<At>,
+    headers: HeaderMap,
+    Json(message): Json<Message>,
+) -> Result<(StatusCode, Json<Queued>)> {
+    let (run, fork) = found(&app, &at).await?;
+    say(&app, &by, &run, &fork, message.kind.into(), &message.content, idempotency_key(&headers, &by)?).await
+}
+
+/// Stops what a fork's agent is doing, and says why.
+#[utoipa::path(post, path = "/api/v1/runs/{run}/forks/{fork}/interrupt", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path)), request_body = Interrupt,
+    security(("token" = ["steer"])), responses((status = 202, body = Queued)))]
+pub(super) async fn interrupt_fork(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(at): Path<At>,
+    Json(message): Json<Interrupt>,
+) -> Result<(StatusCode, Json<Queued>)> {
+    let (run, fork) = found(&app, &at).await?;
+    say(&app, &by, &run, &fork, MessageKind::Interrupt, &message.content, None).await
+}
+
+pub(super) async fn say(
+    app: &App,
+    by: &Principal,
+    run: &RunView,
+    fork: &ForkView,
+    kind: MessageKind,
+    content: &str,
+    key: Option<String>,
+) -> Result<(StatusCode, Json<Queued>)> {
+    if fork.outcome.is_some() {
+        return Err(ApiError::new(
+            Code::Ended,
+            format!("fork {} of {} has ended: nobody would read it", fork.fork, run.id),
+        ));
+    }
+    // Line breaks and tabs are text; what else steers a terminal is not.
+    let content: String = content.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect();
+    let chars = content.chars().count();
+    if content.trim().is_empty() || chars > MAX_MESSAGE_CHARS {
+        let fix = format!("write 1 to {MAX_MESSAGE_CHARS} characters");
+        return Err(ApiError::field("content", format!("{chars} characters"), "can't be sent", &fix));
+    }
+    let target = format!("{}/{}", run.id, fork.fork);
+    app.record(by, "fork.message", &target, json!({ "type": kind, "content": content })).await?;
+    let stored = serde_json::to_value(StoredText { kind, content })
+        .map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
+    let id = app.engine().message(&run.id, fork.fork, stored, key).await?;
+    Ok((StatusCode::ACCEPTED, Json(Queued { status: "queued".into(), message_id: id })))
+}
+
+/// Ends one fork; the others go on.
+#[utoipa::path(post, path = "/api/v1/runs/{run}/forks/{fork}/cancel", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path)),
+    security(("token" = ["steer"])), responses((status = 202, body = Accepted)))]
+pub(super) async fn cancel_fork(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(at): Path<At>,
+) -> Result<(StatusCode, Json<Accepted>)> {
+    let (run, fork) = found(&app, &at).await?;
+    if fork.outcome.is_some() {
+        return Err(ApiError::new(Code::Ended, format!("fork {} of {} has ended", fork.fork, run.id)));
+    }
+    command(&app, &by, &run, Command::CancelFork { fork: fork.fork }).await
+}

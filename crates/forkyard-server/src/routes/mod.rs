@@ -1,0 +1,125 @@
+//! One file a resource. A route stands where its description stands, so neither can be without the other.
+
+mod audit;
+mod docs;
+mod events;
+mod exec;
+mod files;
+mod forks;
+mod health;
+mod runs;
+mod sandbox_events;
+mod sandboxes;
+mod session;
+mod tokens;
+mod watch;
+
+use axum::Router;
+use utoipa::OpenApi;
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::App;
+use crate::access::SCHEME;
+use crate::error::{ApiError, Code, ErrorBody};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Forkyard",
+        description = "Forks a repository into isolated sandboxes, runs a coding agent in each, keeps the best result."
+    ),
+    components(schemas(ErrorBody)),
+    tags(
+        (name = "runs", description = "Submitted jobs"),
+        (name = "forks", description = "Branches of a run: one agent in one sandbox each"),
+        (name = "events", description = "What happened, as it happens"),
+        (name = "sandboxes", description = "Isolated environments, of runs and by hand"),
+        (name = "server", description = "This server: health, access, this description"),
+    )
+)]
+struct Described;
+
+fn all() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(Described::openapi())
+        .routes(routes!(health::health))
+        .routes(routes!(health::ready))
+        .routes(routes!(docs::openapi_json))
+        .routes(routes!(docs::reference))
+        .routes(routes!(docs::reference_script))
+        .routes(routes!(session::login))
+        .routes(routes!(session::whoami))
+        .routes(routes!(session::logout))
+        .routes(routes!(session::create_login_link))
+        .routes(routes!(runs::list_runs, runs::create_run))
+        .routes(routes!(runs::get_run))
+        .routes(routes!(runs::pause_run))
+        .routes(routes!(runs::resume_run))
+        .routes(routes!(runs::cancel_run))
+        .routes(routes!(forks::run_results))
+        .routes(routes!(forks::compare_run))
+        .routes(routes!(forks::list_forks, forks::add_forks))
+        .routes(routes!(forks::get_fork))
+        .routes(routes!(forks::fork_diff))
+        .routes(routes!(forks::fork_patch))
+        .routes(routes!(forks::fork_files))
+        .routes(routes!(forks::fork_file))
+        .routes(routes!(forks::fork_logs))
+        .routes(routes!(forks::fork_checkpoints))
+        .routes(routes!(forks::send_message))
+        .routes(routes!(forks::interrupt_fork))
+        .routes(routes!(forks::cancel_fork))
+        .routes(routes!(events::list_events))
+        .routes(routes!(events::stream_events))
+        .routes(routes!(watch::watch_events))
+        .routes(routes!(sandboxes::list_sandboxes, sandboxes::create_sandbox))
+        .routes(routes!(sandboxes::sandboxes_health))
+        .routes(routes!(sandboxes::all_sandbox_stats))
+        .routes(routes!(sandboxes::get_sandbox, sandboxes::delete_sandbox))
+        .routes(routes!(sandboxes::start_sandbox))
+        .routes(routes!(sandboxes::stop_sandbox))
+        .routes(routes!(sandboxes::sandbox_stats))
+        .routes(routes!(sandboxes::sandbox_health))
+        .routes(routes!(sandboxes::snapshot_sandbox))
+        .routes(routes!(sandboxes::fork_sandbox))
+        .routes(routes!(exec::exec))
+        .routes(routes!(exec::exec_stream))
+        .routes(routes!(exec::pty))
+        .routes(routes!(files::list_files, files::remove_file))
+        .routes(routes!(files::read_file, files::write_file))
+        .routes(routes!(sandbox_events::sandbox_events))
+        .routes(routes!(sandbox_events::sandbox_trajectory))
+        .routes(routes!(sandbox_events::sandbox_task))
+        .routes(routes!(sandbox_events::sandbox_message))
+        .routes(routes!(sandbox_events::list_interventions, sandbox_events::intervene))
+        .routes(routes!(tokens::list_tokens, tokens::create_token))
+        .routes(routes!(tokens::revoke_token))
+        .routes(routes!(audit::read_audit))
+}
+
+pub(crate) fn router() -> Router<App> {
+    all().split_for_parts().0
+}
+
+/// As it is served.
+pub fn openapi() -> serde_json::Value {
+    let mut described = all().into_openapi();
+    let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    described.components.get_or_insert_default().add_security_scheme(SCHEME, scheme);
+    let mut json = serde_json::to_value(&described).unwrap_or_default();
+    let error = serde_json::json!({
+        "description": "What is wrong, by a stable code",
+        "content": { "application/json": { "schema": { "$ref": "#/components/schemas/ErrorBody" } } }
+    });
+    for (_, item) in json["paths"].as_object_mut().into_iter().flatten() {
+        for (_, operation) in item.as_object_mut().into_iter().flatten() {
+            operation["responses"]["default"] = error.clone();
+        }
+    }
+    json
+}
+
+pub(crate) async fn nowhere() -> ApiError {
+    ApiError::new(Code::NotFound, "there is nothing at this address").hint("see /api/v1/docs")
+}

@@ -1,0 +1,150 @@
+//! Runs: submitted, listed, steered.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use forkyard_core::run::Command;
+use forkyard_core::view::RunView;
+use forkyard_engine::activities::is_url;
+use forkyard_engine::log;
+use forkyard_store::RunQuery;
+use serde_json::json;
+
+use crate::App;
+use crate::access::Principal;
+use crate::dto::run::{Accepted, CreateRun, ListRuns, Run, RunDetail, RunPage};
+use crate::error::{ApiError, Code, Result};
+use crate::extract::{Json, Path, Query};
+use crate::page;
+use crate::requests::new_run_id;
+
+const KEY: &str = "idempotency-key";
+/// Characters of an idempotency key.
+const MAX_KEY: usize = 200;
+
+/// Runs, newest first.
+#[utoipa::path(get, path = "/api/v1/runs", tag = "runs", params(ListRuns), security(("token" = ["read"])),
+    responses((status = 200, body = RunPage)))]
+pub(super) async fn list_runs(State(app): State<App>, Query(q): Query<ListRuns>) -> Result<Json<RunPage>> {
+    let limit = page::limit(q.limit)?;
+    let before = q.cursor.as_deref().map(page::read_run_cursor).transpose()?;
+    let query = RunQuery { live: q.live.unwrap_or(false), before, limit: limit + 1 };
+    let mut found = app.store().runs(&query).await?;
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let next_cursor = found.last().filter(|_| more).map(|v| page::run_cursor(v.created_at, &v.id));
+    Ok(Json(RunPage { runs: found.iter().map(Into::into).collect(), next_cursor }))
+}
+
+/// Submits a run. With an `Idempotency-Key` that was used before, the run that it made is the answer, with status 200.
+#[utoipa::path(post, path = "/api/v1/runs", tag = "runs", request_body = CreateRun, security(("token" = ["steer"])),
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes the same request twice one run")),
+    responses((status = 201, body = Run), (status = 200, body = Run)))]
+pub(super) async fn create_run(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    headers: HeaderMap,
+    Json(request): Json<CreateRun>,
+) -> Result<Response> {
+    let key = idempotency_key(&headers, &by)?;
+    let detail = json!({ "repo": forkyard_engine::git::shown_url(&request.repo), "prompt": request.prompt });
+    let spec = app.run_spec(request)?;
+    let parts = app.parts();
+    if !is_url(&spec.repo.source) {
+        let repo = parts.git.open(std::path::Path::new(&spec.repo.source)).await?;
+        parts.git.resolve(&repo, spec.repo.branch.as_deref()).await?;
+    }
+    let id = new_run_id();
+    let made = app.engine().submit(id.clone(), spec.clone(), key).await?;
+    let new = made == id;
+    if !new {
+        let same = log::load_run(app.store(), &made).await?.is_some_and(|(run, _)| *run.spec() == spec);
+        if !same {
+            return Err(ApiError::new(
+                Code::KeyReused,
+                format!("the key was used for run {made}, which asked for something else"),
+            )
+            .hint("use a new key for a new request"));
+        }
+    } else {
+        app.record(&by, "run.create", made.as_str(), detail).await?;
+    }
+    let view = app.run(made.as_str()).await?;
+    let status = if new { StatusCode::CREATED } else { StatusCode::OK };
+    let mut response = (status, Json(Run::from(&view))).into_response();
+    if let Ok(at) = HeaderValue::from_str(&format!("/api/v1/runs/{made}")) {
+        response.headers_mut().insert(header::LOCATION, at);
+    }
+    Ok(response)
+}
+
+/// Keys of different users never meet.
+pub(super) fn idempotency_key(headers: &HeaderMap, by: &Principal) -> Result<Option<String>> {
+    let Some(given) = headers.get(KEY) else { return Ok(None) };
+    let text = given.to_str().ok().filter(|t| (1..=MAX_KEY).contains(&t.len()));
+    let text = text.ok_or_else(|| {
+        ApiError::field("Idempotency-Key", "", "can't be used", "send 1 to 200 visible ASCII characters")
+    })?;
+    Ok(Some(format!("api/{}/{text}", by.owner())))
+}
+
+/// A run with its forks and its money.
+#[utoipa::path(get, path = "/api/v1/runs/{run}", tag = "runs", params(("run" = String, Path)),
+    security(("token" = ["read"])), responses((status = 200, body = RunDetail)))]
+pub(super) async fn get_run(State(app): State<App>, Path(run): Path<String>) -> Result<Json<RunDetail>> {
+    let view = app.run(&run).await?;
+    let forks = app.store().forks(&view.id).await?;
+    let balance = app.store().balance(&view.id).await?;
+    let position = app.store().last_position(&view.id).await?;
+    Ok(Json(RunDetail::new(&view, &forks, &balance, position)))
+}
+
+/// No fork starts and no model is asked until it is resumed; running tools finish.
+#[utoipa::path(post, path = "/api/v1/runs/{run}/pause", tag = "runs", params(("run" = String, Path)),
+    security(("token" = ["steer"])), responses((status = 202, body = Accepted)))]
+pub(super) async fn pause_run(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(run): Path<String>,
+) -> Result<(StatusCode, Json<Accepted>)> {
+    let view = app.live_run(&run).await?;
+    command(&app, &by, &view, Command::Pause).await
+}
+
+/// Goes on with a run that is paused, detached or lost its driver.
+#[utoipa::path(post, path = "/api/v1/runs/{run}/resume", tag = "runs", params(("run" = String, Path)),
+    security(("token" = ["steer"])), responses((status = 202, body = Accepted)))]
+pub(super) async fn resume_run(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(run): Path<String>,
+) -> Result<(StatusCode, Json<Accepted>)> {
+    let view = app.live_run(&run).await?;
+    command(&app, &by, &view, Command::Resume).await
+}
+
+/// Ends a run: what was done is collected, then everything is cleaned up.
+#[utoipa::path(post, path = "/api/v1/runs/{run}/cancel", tag = "runs", params(("run" = String, Path)),
+    security(("token" = ["steer"])), responses((status = 202, body = Accepted)))]
+pub(super) async fn cancel_run(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(run): Path<String>,
+) -> Result<(StatusCode, Json<Accepted>)> {
+    let view = app.live_run(&run).await?;
+    command(&app, &by, &view, Command::Cancel).await
+}
+
+/// Recorded, then passed on to whoever drives the run.
+pub(super) async fn command(
+    app: &App,
+    by: &Principal,
+    view: &RunView,
+    command: Command,
+) -> Result<(StatusCode, Json<Accepted>)> {
+    let name = command.name();
+    app.record(by, &format!("run.{name}"), view.id.as_str(), serde_json::Value::Null).await?;
+    app.engine().command(&view.id, command, None).await?;
+    Ok((StatusCode::ACCEPTED, Json(Accepted::new(view, name))))
+}

@@ -1,0 +1,347 @@
+//! A fork's agent by the sandbox that it works in: what was reported of it, its task, and ways to speak to it.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use forkyard_core::view::{ForkView, Lifecycle, RunView};
+use forkyard_engine::ports::MessageKind;
+use forkyard_store::{AuditQuery, EventQuery, Recorded};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+
+use super::forks::say;
+use super::runs::idempotency_key;
+use crate::App;
+use crate::access::Principal;
+use crate::dto::event::{Event, Source, kinds};
+use crate::dto::fork::{ForkOutcome, Message, Queued};
+use crate::error::{ApiError, Code, Result};
+use crate::extract::{Json, Path, Query};
+use crate::page;
+
+const DEFAULT_LIMIT: u32 = 100;
+/// Events that are looked through for one answer, at most.
+const MAX_LOOKED_AT: usize = 100_000;
+
+impl App {
+    /// The fork that a sandbox works for, also when the sandbox is gone.
+    async fn fork_of(&self, sandbox: &str) -> Result<(RunView, ForkView)> {
+        let id = App::sandbox_id(sandbox)?;
+        let missing = || ApiError::new(Code::SandboxNotFound, format!("no fork works in a sandbox {id}"));
+        let labels = self.parts().sandboxes.find(&id).await.map(|(_, info)| info.labels).unwrap_or_default();
+        let (run, fork) = match (labels.get("run"), labels.get("fork").and_then(|n| n.parse().ok())) {
+            (Some(run), Some(fork)) => (run.clone(), fork),
+            (None, _) | (_, None) => {
+                let query = EventQuery { limit: 1, newest_first: true, ..Default::default() };
+                let events = self.store().read_sandbox(&id, &query).await?;
+                let stream = &events.first().ok_or_else(missing)?.stream;
+                (stream.run().to_string(), stream.fork().ok_or_else(missing)?)
+            }
+        };
+        let run = self.run(&run).await.map_err(|_| missing())?;
+        let fork = self.fork(&run, fork).await.map_err(|_| missing())?;
+        Ok((run, fork))
+    }
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ReadSandboxEvents {
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<u32>,
+    /// Newer ones that are left out.
+    #[param(maximum = 100000)]
+    offset: Option<u32>,
+    event_type: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct SandboxEvent {
+    id: u64,
+    event_type: String,
+    event_data: Value,
+    source: Source,
+    /// Milliseconds since 1970.
+    created_at: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct SandboxEvents {
+    events: Vec<SandboxEvent>,
+    total_count: usize,
+    sandbox_id: String,
+}
+
+/// What was reported of a sandbox, newest first.
+#[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/events", tag = "sandboxes",
+    params(("sandbox" = String, Path), ReadSandboxEvents), security(("token" = ["read"])),
+    responses((status = 200, body = SandboxEvents)))]
+pub(super) async fn sandbox_events(
+    State(app): State<App>,
+    Path(sandbox): Path<String>,
+    Query(q): Query<ReadSandboxEvents>,
+) -> Result<Json<SandboxEvents>> {
+    let id = App::sandbox_id(&sandbox)?;
+    let limit = page::limit(Some(q.limit.unwrap_or(DEFAULT_LIMIT)))?;
+    let offset = q.offset.unwrap_or(0) as usize;
+    if offset > MAX_LOOKED_AT {
+        return Err(ApiError::field(
+            "offset",
+            offset.to_string(),
+            "is out of range",
+            "use /trajectory for what is older",
+        ));
+    }
+    let kinds = kinds(q.event_type.as_deref())?;
+    let mut query = EventQuery { kinds, newest_first: true, ..Default::default() };
+    let (mut seen, mut events) = (0, Vec::new());
+    // The store pages by position; this address counts.
+    while seen < MAX_LOOKED_AT {
+        let found = app.store().read_sandbox(&id, &query).await?;
+        let Some(oldest) = found.last() else { break };
+        query.before = Some(oldest.position);
+        for r in found {
+            if (offset..offset + limit).contains(&seen) {
+                events.push(SandboxEvent::from(r));
+            }
+            seen += 1;
+        }
+    }
+    if seen == 0 {
+        app.fork_of(&sandbox).await?;
+    }
+    Ok(Json(SandboxEvents { events, total_count: seen, sandbox_id: sandbox }))
+}
+
+impl From<Recorded> for SandboxEvent {
+    fn from(r: Recorded) -> SandboxEvent {
+        let e = Event::from(r);
+        SandboxEvent {
+            id: e.position,
+            event_type: e.kind,
+            event_data: e.data,
+            source: e.source,
+            created_at: e.at,
+        }
+    }
+}
+
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ReadTrajectory {
+    #[param(minimum = 1, maximum = 500)]
+    limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    cursor: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct Trajectory {
+    sandbox_id: String,
+    events: Vec<SandboxEvent>,
+    /// Heartbeats of this page, which are left out of it.
+    heartbeats: Heartbeats,
+    /// For the next page; null when there is nothing more now.
+    next_cursor: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct Heartbeats {
+    count: usize,
+    first_at: Option<u64>,
+    last_at: Option<u64>,
+}
+
+/// What happened in a sandbox from its beginning, without heartbeats.
+#[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/trajectory", tag = "sandboxes",
+    params(("sandbox" = String, Path), ReadTrajectory), security(("token" = ["read"])),
+    responses((status = 200, body = Trajectory)))]
+pub(super) async fn sandbox_trajectory(
+    State(app): State<App>,
+    Path(sandbox): Path<String>,
+    Query(q): Query<ReadTrajectory>,
+) -> Result<Json<Trajectory>> {
+    let id = App::sandbox_id(&sandbox)?;
+    let after = q.cursor.as_deref().map(page::read_number_cursor).transpose()?.unwrap_or(0);
+    let query = EventQuery { after, limit: page::limit(q.limit)?, ..Default::default() };
+    let found = app.store().read_sandbox(&id, &query).await?;
+    if found.is_empty() && after == 0 {
+        app.fork_of(&sandbox).await?;
+    }
+    let next_cursor = found.last().map(|r| r.position.to_string());
+    let (beats, events): (Vec<Recorded>, Vec<Recorded>) =
+        found.into_iter().partition(|r| r.event.kind == "agent.heartbeat");
+    let heartbeats = Heartbeats {
+        count: beats.len(),
+        first_at: beats.first().map(|r| r.event.at.0),
+        last_at: beats.last().map(|r| r.event.at.0),
+    };
+    let events = events.into_iter().map(Into::into).collect();
+    Ok(Json(Trajectory { sandbox_id: sandbox, events, heartbeats, next_cursor }))
+}
+
+#[derive(Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum TaskStatus {
+    Pending,
+    Assigned,
+    Running,
+    Completed,
+    Failed,
+}
+
+/// A fork, as whoever works in its sandbox sees it.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Task {
+    sandbox_id: String,
+    /// RUN/N.
+    task_id: String,
+    status: TaskStatus,
+    outcome: Option<ForkOutcome>,
+    model: String,
+    error: Option<String>,
+}
+
+/// The task of the agent in a sandbox.
+#[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/task", tag = "sandboxes", params(("sandbox" = String, Path)),
+    security(("token" = ["read"])), responses((status = 200, body = Task)))]
+pub(super) async fn sandbox_task(State(app): State<App>, Path(sandbox): Path<String>) -> Result<Json<Task>> {
+    let (run, fork) = app.fork_of(&sandbox).await?;
+    let status = match fork.lifecycle {
+        Lifecycle::Pending => TaskStatus::Pending,
+        Lifecycle::Creating => TaskStatus::Assigned,
+        Lifecycle::Running | Lifecycle::Completing => TaskStatus::Running,
+        Lifecycle::Completed => TaskStatus::Completed,
+        Lifecycle::Failed => TaskStatus::Failed,
+    };
+    Ok(Json(Task {
+        sandbox_id: sandbox,
+        task_id: format!("{}/{}", run.id, fork.fork),
+        status,
+        outcome: fork.outcome.map(Into::into),
+        model: fork.model,
+        error: fork.error,
+    }))
+}
+
+/// Says something to the agent in a sandbox.
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/messages", tag = "sandboxes",
+    params(("sandbox" = String, Path), ("Idempotency-Key" = Option<String>, Header, description = "Makes the same request twice one message")),
+    request_body = Message, security(("token" = ["steer"])), responses((status = 202, body = Queued)))]
+pub(super) async fn sandbox_message(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(sandbox): Path<String>,
+    headers: HeaderMap,
+    Json(m): Json<Message>,
+) -> Result<(StatusCode, Json<Queued>)> {
+    let (run, fork) = app.fork_of(&sandbox).await?;
+    say(&app, &by, &run, &fork, m.kind.into(), &m.content, idempotency_key(&headers, &by)?).await
+}
+
+#[derive(Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum InterventionSource {
+    Guardian,
+    #[default]
+    User,
+    System,
+}
+
+#[derive(Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Priority {
+    #[default]
+    Normal,
+    Urgent,
+}
+
+#[derive(Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum InjectMode {
+    /// The running tool call is stopped first.
+    Immediate,
+    #[default]
+    NextTurn,
+}
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Intervention {
+    message: String,
+    #[serde(default)]
+    source: InterventionSource,
+    #[serde(default)]
+    priority: Priority,
+    #[serde(default)]
+    inject_mode: InjectMode,
+}
+
+/// Steers the agent in a sandbox: urgent or immediate ones stop what it is doing.
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/interventions", tag = "sandboxes", params(("sandbox" = String, Path)),
+    request_body = Intervention, security(("token" = ["steer"])), responses((status = 202, body = Queued)))]
+pub(super) async fn intervene(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(sandbox): Path<String>,
+    Json(i): Json<Intervention>,
+) -> Result<(StatusCode, Json<Queued>)> {
+    let (run, fork) = app.fork_of(&sandbox).await?;
+    let kind = match (i.inject_mode, i.priority, i.source) {
+        (InjectMode::Immediate, _, _) | (_, Priority::Urgent, _) => MessageKind::Interrupt,
+        (InjectMode::NextTurn, Priority::Normal, InterventionSource::Guardian) => MessageKind::GuardianNudge,
+        (InjectMode::NextTurn, Priority::Normal, InterventionSource::User) => MessageKind::UserMessage,
+        (InjectMode::NextTurn, Priority::Normal, InterventionSource::System) => MessageKind::System,
+    };
+    say(&app, &by, &run, &fork, kind, &i.message, None).await
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct Interventions {
+    interventions: Vec<PastIntervention>,
+    /// For the next page; null at the end.
+    next_cursor: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct PastIntervention {
+    id: u64,
+    /// Milliseconds since 1970.
+    at: u64,
+    who: String,
+    message: String,
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+/// What was said to the agent in a sandbox through this API, newest first.
+#[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/interventions", tag = "sandboxes",
+    params(("sandbox" = String, Path), ReadTrajectory), security(("token" = ["read"])),
+    responses((status = 200, body = Interventions)))]
+pub(super) async fn list_interventions(
+    State(app): State<App>,
+    Path(sandbox): Path<String>,
+    Query(q): Query<ReadTrajectory>,
+) -> Result<Json<Interventions>> {
+    let (run, fork) = app.fork_of(&sandbox).await?;
+    let limit = page::limit(q.limit)?;
+    let before = q.cursor.as_deref().map(page::read_number_cursor).transpose()?;
+    let target = Some(format!("{}/{}", run.id, fork.fork));
+    let found = app.store().audit(&AuditQuery { before, target, limit }).await?;
+    let next_cursor = found.last().filter(|_| found.len() == limit).map(|e| e.id.to_string());
+    let said = found.into_iter().filter(|e| e.deed.action == "fork.message");
+    let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
+    let interventions = said
+        .map(|e| PastIntervention {
+            id: e.id,
+            at: e.deed.at.0,
+            who: e.deed.who,
+            message: text(&e.deed.detail["content"]),
+            kind: text(&e.deed.detail["type"]),
+        })
+        .collect();
+    Ok(Json(Interventions { interventions, next_cursor }))
+}

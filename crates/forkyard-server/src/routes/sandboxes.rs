@@ -1,0 +1,303 @@
+//! Sandboxes by hand: made, looked at, forked, ended. What is done in them is next door: exec, files, pty.
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use forkyard_core::{Millis, SandboxId, SnapshotId};
+use forkyard_engine::sandboxes::types::{
+    self, Labels, Lifetime, Limits, NetworkSpec, Provider, Root, SandboxInfo, SandboxSpec,
+};
+use serde_json::json;
+use std::sync::Arc;
+
+use super::runs::idempotency_key;
+use crate::App;
+use crate::access::{Principal, random_id, stable_id};
+use crate::dto::sandbox::{
+    AllStats, Children, CreateSandbox, ForkSandbox, ListSandboxes, Sandbox, SandboxHealth, SandboxPage,
+    SandboxStats, Snapshot, SnapshotRequest, Stats,
+};
+use crate::error::{ApiError, Code, Result};
+use crate::extract::{Json, Path, Query};
+use crate::page;
+
+const DEFAULT_LIFETIME: Millis = Millis::minutes(120);
+const LIFETIME_MS: std::ops::RangeInclusive<u64> = 1000..=7 * 24 * 3_600_000;
+const MAX_CHILDREN: u32 = 100;
+
+impl App {
+    pub(super) fn sandbox_id(text: &str) -> Result<SandboxId> {
+        SandboxId::new(text).map_err(|_| {
+            let shown: String = text.chars().take(64).collect();
+            ApiError::new(Code::SandboxNotFound, format!("there is no sandbox {shown:?}"))
+        })
+    }
+
+    pub(super) async fn find_sandbox(&self, id: &str) -> Result<(Arc<dyn Provider>, SandboxInfo)> {
+        Ok(self.parts().sandboxes.find(&App::sandbox_id(id)?).await?)
+    }
+
+    pub(super) async fn attach(&self, id: &str) -> Result<Arc<dyn types::Sandbox>> {
+        let (provider, info) = self.find_sandbox(id).await?;
+        Ok(provider.attach(&info.id, info.attempt).await?)
+    }
+
+    fn sandbox_spec(&self, r: &CreateSandbox) -> Result<SandboxSpec> {
+        let plan = &self.parts().defaults.sandbox;
+        let root = match (&r.image, &r.snapshot) {
+            (Some(_), Some(s)) => {
+                return Err(ApiError::field(
+                    "snapshot",
+                    s,
+                    "can't stand beside an image",
+                    "give one of the two",
+                ));
+            }
+            (Some(image), None) => Root::Image(self.image(image)?),
+            (None, Some(s)) => Root::Snapshot(snapshot_id(s)?),
+            (None, None) => plan.root.clone(),
+        };
+        let usual = Limits::default().with(plan.limits);
+        let limits = Limits {
+            memory_bytes: within(
+                "memory_bytes",
+                r.memory_bytes.unwrap_or(usual.memory_bytes),
+                16 << 20,
+                1 << 50,
+            )?,
+            disk_bytes: within("disk_bytes", r.disk_bytes.unwrap_or(usual.disk_bytes), 16 << 20, 1 << 50)?,
+            processes: within("processes", u64::from(r.processes.unwrap_or(usual.processes)), 4, 1 << 22)?
+                as u32,
+            cpus: r.cpus.unwrap_or(usual.cpus),
+            ..usual
+        };
+        if !(0.01..=1024.0).contains(&limits.cpus) {
+            return Err(ApiError::field(
+                "cpus",
+                limits.cpus.to_string(),
+                "is out of range",
+                "give 0.01 to 1024",
+            ));
+        }
+        let network = &plan.network;
+        Ok(SandboxSpec {
+            root,
+            limits,
+            network: NetworkSpec {
+                mode: r.network.map_or(network.mode, Into::into),
+                allow: r.allow.clone().unwrap_or_else(|| network.allow.clone()),
+                no_default_allow: r.no_default_allow.unwrap_or(network.no_default_allow),
+                secrets: vec![],
+            },
+            env: r.env.clone().unwrap_or_else(|| plan.env.clone()),
+            // Folders of the host are the configuration's to give.
+            volumes: plan.volumes.clone(),
+            labels: Labels::new(),
+            lifetime: lifetime(r.lifetime_ms)?,
+            strict: r.strict.unwrap_or(plan.strict),
+        })
+    }
+}
+
+fn within(field: &str, n: u64, min: u64, max: u64) -> Result<u64> {
+    if (min..=max).contains(&n) {
+        return Ok(n);
+    }
+    Err(ApiError::field(field, n.to_string(), "is out of range", &format!("give {min} to {max}")))
+}
+
+fn lifetime(ms: Option<u64>) -> Result<Lifetime> {
+    let ms = ms.unwrap_or(DEFAULT_LIFETIME.0);
+    Ok(Lifetime(Millis(within("lifetime_ms", ms, *LIFETIME_MS.start(), *LIFETIME_MS.end())?)))
+}
+
+fn snapshot_id(text: &str) -> Result<SnapshotId> {
+    SnapshotId::new(text).map_err(|e| ApiError::field("snapshot", text, &e.to_string(), "name a snapshot"))
+}
+
+/// Sandboxes of the server's machine, those of runs included, oldest first.
+#[utoipa::path(get, path = "/api/v1/sandboxes", tag = "sandboxes", params(ListSandboxes), security(("token" = ["read"])),
+    responses((status = 200, body = SandboxPage)))]
+pub(super) async fn list_sandboxes(
+    State(app): State<App>,
+    Query(q): Query<ListSandboxes>,
+) -> Result<Json<SandboxPage>> {
+    let limit = page::limit(q.limit)?;
+    let after = q.cursor.as_deref().map(page::read_sandbox_cursor).transpose()?;
+    let mut all = app.parts().sandboxes.list().await?;
+    all.retain(|s| q.run.as_ref().is_none_or(|run| s.labels.get("run") == Some(run)));
+    all.retain(|s| after.as_ref().is_none_or(|(at, id)| (s.created_at, &s.id) > (*at, id)));
+    let more = all.len() > limit;
+    all.truncate(limit);
+    let next_cursor = all.last().filter(|_| more).map(|s| page::sandbox_cursor(s.created_at, &s.id));
+    Ok(Json(SandboxPage { sandboxes: all.into_iter().map(Into::into).collect(), next_cursor }))
+}
+
+/// Makes a sandbox. With an `id` or an `Idempotency-Key`, making it twice is making it once.
+#[utoipa::path(post, path = "/api/v1/sandboxes", tag = "sandboxes", request_body = CreateSandbox, security(("token" = ["steer"])),
+    params(("Idempotency-Key" = Option<String>, Header, description = "Makes the same request twice one sandbox")),
+    responses((status = 201, body = Sandbox)))]
+pub(super) async fn create_sandbox(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    headers: HeaderMap,
+    Json(request): Json<CreateSandbox>,
+) -> Result<(StatusCode, Json<Sandbox>)> {
+    let id = match (&request.id, idempotency_key(&headers, &by)?) {
+        (Some(id), _) => SandboxId::new(id.as_str())
+            .map_err(|e| ApiError::field("id", id, &e.to_string(), "use 1 to 63 of a-z and 0-9"))?,
+        (None, Some(key)) => SandboxId::new(format!("s{}", stable_id(&key))).expect("letters and digits"),
+        (None, None) => SandboxId::new(format!("s{}", random_id())).expect("letters and digits"),
+    };
+    let spec = app.sandbox_spec(&request)?;
+    // What a run has made is the run's.
+    if let Ok((_, there)) = app.parts().sandboxes.find(&id).await
+        && there.labels.contains_key("run")
+    {
+        return Err(ApiError::new(Code::Conflict, format!("sandbox {id} belongs to a run")));
+    }
+    app.record(
+        &by,
+        "sandbox.create",
+        id.as_str(),
+        json!({ "image": request.image, "snapshot": request.snapshot }),
+    )
+    .await?;
+    let kind = request.provider.map_or(app.parts().defaults.sandbox.provider, Into::into);
+    let sandbox = app.parts().sandboxes.create(kind, &id, &spec).await?;
+    Ok((StatusCode::CREATED, Json(sandbox.info().await?.into())))
+}
+
+/// Whether sandboxes can be asked after here. For everybody, so it says no more.
+#[utoipa::path(get, path = "/api/v1/sandboxes/health", tag = "sandboxes", security(()),
+    responses((status = 200, body = SandboxHealth)))]
+pub(super) async fn sandboxes_health(State(app): State<App>) -> Result<Json<SandboxHealth>> {
+    match app.parts().sandboxes.list().await {
+        Ok(_) => Ok(Json(SandboxHealth { healthy: true, detail: "sandboxes can be listed".into() })),
+        Err(_) => Err(ApiError::new(Code::Unavailable, "sandboxes can't be listed")),
+    }
+}
+
+/// What each sandbox uses, and how it is.
+#[utoipa::path(get, path = "/api/v1/sandboxes/stats", tag = "sandboxes", security(("token" = ["read"])),
+    responses((status = 200, body = AllStats)))]
+pub(super) async fn all_sandbox_stats(State(app): State<App>) -> Result<Json<AllStats>> {
+    let all = app.parts().sandboxes.list().await?;
+    let sandboxes = futures::future::join_all(all.into_iter().map(|info| stats_of(app.clone(), info))).await;
+    Ok(Json(AllStats { sandboxes }))
+}
+
+async fn stats_of(app: App, info: SandboxInfo) -> SandboxStats {
+    let asked = async {
+        let sandbox = app.parts().sandboxes.provider(info.provider)?.attach(&info.id, info.attempt).await?;
+        Ok::<_, types::SandboxError>((sandbox.health().await?, sandbox.stats().await?))
+    };
+    let (healthy, detail, stats) = match asked.await {
+        Ok((health, stats)) => (health.healthy, health.detail, Some(stats.into())),
+        Err(e) => (false, e.message, None),
+    };
+    SandboxStats { sandbox_id: info.id.to_string(), healthy, detail, stats }
+}
+
+/// One sandbox.
+#[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}", tag = "sandboxes", params(("sandbox" = String, Path)),
+    security(("token" = ["read"])), responses((status = 200, body = Sandbox)))]
+pub(super) async fn get_sandbox(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Sandbox>> {
+    Ok(Json(app.find_sandbox(&id).await?.1.into()))
+}
+
+/// Ends a sandbox and removes everything of it.
+#[utoipa::path(delete, path = "/api/v1/sandboxes/{sandbox}", tag = "sandboxes", params(("sandbox" = String, Path)),
+    security(("token" = ["steer"])), responses((status = 204)))]
+pub(super) async fn delete_sandbox(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<StatusCode> {
+    let (provider, info) = app.find_sandbox(&id).await?;
+    app.record(&by, "sandbox.delete", &id, json!(info.labels)).await?;
+    provider.destroy(&info.id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Starts a stopped sandbox on the files that it had.
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/start", tag = "sandboxes", params(("sandbox" = String, Path)),
+    security(("token" = ["steer"])), responses((status = 200, body = Sandbox)))]
+pub(super) async fn start_sandbox(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<Sandbox>> {
+    let (provider, info) = app.find_sandbox(&id).await?;
+    app.record(&by, "sandbox.start", &id, serde_json::Value::Null).await?;
+    provider.start(&info.id, info.attempt).await?;
+    Ok(Json(app.find_sandbox(&id).await?.1.into()))
+}
+
+/// Ends a sandbox's processes and keeps its files.
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/stop", tag = "sandboxes", params(("sandbox" = String, Path)),
+    security(("token" = ["steer"])), responses((status = 200, body = Sandbox)))]
+pub(super) async fn stop_sandbox(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<Sandbox>> {
+    let (provider, info) = app.find_sandbox(&id).await?;
+    app.record(&by, "sandbox.stop", &id, serde_json::Value::Null).await?;
+    provider.stop(&info.id).await?;
+    Ok(Json(app.find_sandbox(&id).await?.1.into()))
+}
+
+/// What a sandbox uses.
+#[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/stats", tag = "sandboxes", params(("sandbox" = String, Path)),
+    security(("token" = ["read"])), responses((status = 200, body = Stats)))]
+pub(super) async fn sandbox_stats(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Stats>> {
+    Ok(Json(app.attach(&id).await?.stats().await?.into()))
+}
+
+/// How a sandbox is.
+#[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/health", tag = "sandboxes", params(("sandbox" = String, Path)),
+    security(("token" = ["read"])), responses((status = 200, body = SandboxHealth)))]
+pub(super) async fn sandbox_health(
+    State(app): State<App>,
+    Path(id): Path<String>,
+) -> Result<Json<SandboxHealth>> {
+    let health = app.attach(&id).await?.health().await?;
+    Ok(Json(SandboxHealth { healthy: health.healthy, detail: health.detail }))
+}
+
+/// Freezes a sandbox's files under a name, from which others can start.
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/snapshot", tag = "sandboxes", params(("sandbox" = String, Path)),
+    request_body = SnapshotRequest, security(("token" = ["steer"])), responses((status = 201, body = Snapshot)))]
+pub(super) async fn snapshot_sandbox(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(id): Path<String>,
+    Json(request): Json<SnapshotRequest>,
+) -> Result<(StatusCode, Json<Snapshot>)> {
+    let name = snapshot_id(&request.id.unwrap_or_else(|| format!("n{}", random_id())))?;
+    let sandbox = app.attach(&id).await?;
+    app.record(&by, "sandbox.snapshot", &id, json!({ "snapshot": name })).await?;
+    Ok((StatusCode::CREATED, Json(sandbox.snapshot(&name, &Labels::new()).await?.into())))
+}
+
+/// Makes copy-on-write children of a sandbox; it goes on as it is.
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/fork", tag = "sandboxes", params(("sandbox" = String, Path)),
+    request_body = ForkSandbox, security(("token" = ["steer"])), responses((status = 201, body = Children)))]
+pub(super) async fn fork_sandbox(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(id): Path<String>,
+    Json(request): Json<ForkSandbox>,
+) -> Result<(StatusCode, Json<Children>)> {
+    let count = within("count", u64::from(request.count.unwrap_or(1)), 1, u64::from(MAX_CHILDREN))?;
+    let spec = app.sandbox_spec(&CreateSandbox { lifetime_ms: request.lifetime_ms, ..Default::default() })?;
+    let (_, parent) = app.find_sandbox(&id).await?;
+    let new = || SandboxId::new(format!("s{}", random_id())).expect("letters and digits");
+    let children: Vec<SandboxId> = (0..count).map(|_| new()).collect();
+    app.record(&by, "sandbox.fork", &id, json!({ "children": children })).await?;
+    let between = snapshot_id(&format!("n{}", random_id()))?;
+    app.parts().sandboxes.fork(&parent.id, &between, &children, spec).await?;
+    let sandboxes = children.iter().map(ToString::to_string).collect();
+    Ok((StatusCode::CREATED, Json(Children { parent: id, sandboxes })))
+}

@@ -1,0 +1,335 @@
+//! Events of many runs over one WebSocket, with filters that a client can change as it goes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::extract::ws::rejection::WebSocketUpgradeRejection;
+use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
+use axum::response::Response;
+use bytes::Bytes;
+use forkyard_core::{ForkNum, RunId};
+use forkyard_store::RunQuery;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio_util::task::AbortOnDropHandle;
+use utoipa::IntoParams;
+
+use crate::App;
+use crate::access::Principal;
+use crate::dto::event::kinds;
+use crate::error::{ApiError, Code, Result};
+use crate::extract::Query;
+use crate::stream::{Filter, Tail, Told};
+
+/// Runs that one connection may watch.
+const MAX_RUNS: usize = 200;
+/// What is on its way to one client; what it does not take stays in the store.
+const ON_THE_WAY: usize = 64;
+const PING: Duration = Duration::from_secs(30);
+/// A client that takes nothing for this long is gone.
+const SEND: Duration = Duration::from_secs(60);
+const MAX_MESSAGE: usize = 64 << 10;
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Watch {
+    /// For browsers, which can't set a header on a WebSocket.
+    token: Option<String>,
+    /// Only these kinds, with commas between them; `agent.*` takes a category.
+    event_types: Option<String>,
+    /// `run`: events of runs themselves; `fork`: of forks; `sandbox`: those that name a sandbox. With commas between them.
+    entity_types: Option<String>,
+    /// RUN or RUN/N, with commas between them; left out: every run that is under way or begins.
+    entity_ids: Option<String>,
+    /// Also what agents say while they say it, as far as this server drives them; recorded nowhere.
+    live: Option<bool>,
+    /// Begin after this position; left out: with what happens from now on.
+    after: Option<u64>,
+}
+
+/// What a client may say.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum Said {
+    Subscribe(Wish),
+    Unsubscribe { run: String },
+    Ping,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wish {
+    run: String,
+    #[serde(default)]
+    fork: Option<ForkNum>,
+    #[serde(default)]
+    types: Vec<String>,
+    #[serde(default)]
+    after: Option<u64>,
+}
+
+/// Events over a WebSocket.
+///
+/// The server sends `{"event": …}` for each, and `{"caught_up"}`, `{"catch_up"}`, `{"end"}` with run and position as SSE
+/// does. A client may send `{"subscribe": {"run", "fork", "types", "after"}}` and `{"unsubscribe": {"run"}}` at any time;
+/// what it gets wrong is answered with `{"error": …}`.
+#[utoipa::path(get, path = "/api/v1/ws/events", tag = "events", params(Watch), security(("token" = ["read"])),
+    responses((status = 101, description = "On to WebSocket")))]
+pub(super) async fn watch_events(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Query(q): Query<Watch>,
+    upgrade: std::result::Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response> {
+    let _ = &q.token;
+    let filter = Filter { fork: None, kinds: kinds(q.event_types.as_deref())? };
+    let only = Only::read(q.entity_types.as_deref())?;
+    let (to_client, out) = mpsc::channel(ON_THE_WAY);
+    let mut client = Client {
+        app: app.clone(),
+        live: q.live.unwrap_or(false),
+        only,
+        filter,
+        runs: BTreeMap::new(),
+        all: None,
+        to_client,
+    };
+    match &q.entity_ids {
+        None => client.follow_all(),
+        Some(ids) => {
+            for id in ids.split(',') {
+                let (run, fork) = entity(id.trim())?;
+                let filter = Filter { fork, kinds: client.filter.kinds.clone() };
+                client.subscribe(&run, q.after, filter).await?;
+            }
+        }
+    }
+    let upgrade = upgrade.map_err(|e| ApiError::new(Code::BadRequest, e.body_text()))?;
+    Ok(upgrade.max_message_size(MAX_MESSAGE).on_upgrade(move |socket| talk(app, by, socket, client, out)))
+}
+
+fn entity(id: &str) -> Result<(String, Option<ForkNum>)> {
+    let wrong = || ApiError::field("entity_ids", id, "is not a run or a fork", "write RUN or RUN/N");
+    match id.split_once('/') {
+        Some((run, fork)) => Ok((run.to_string(), Some(fork.parse().map_err(|_| wrong())?))),
+        None if id.is_empty() => Err(wrong()),
+        None => Ok((id.to_string(), None)),
+    }
+}
+
+/// Which kinds of things events may be about; none set: all.
+#[derive(Clone, Copy, Default)]
+struct Only {
+    run: bool,
+    fork: bool,
+    sandbox: bool,
+}
+
+impl Only {
+    fn read(text: Option<&str>) -> Result<Only> {
+        let mut only = Only::default();
+        for word in text.into_iter().flat_map(|t| t.split(',')) {
+            match word.trim() {
+                "run" => only.run = true,
+                "fork" => only.fork = true,
+                "sandbox" => only.sandbox = true,
+                other => {
+                    return Err(ApiError::field(
+                        "entity_types",
+                        other,
+                        "is not known",
+                        "write run, fork, sandbox",
+                    ));
+                }
+            }
+        }
+        Ok(only)
+    }
+
+    fn wants(self, line: &crate::stream::Line) -> bool {
+        let all = !(self.run || self.fork || self.sandbox);
+        all || (self.run && line.fork.is_none())
+            || (self.fork && line.fork.is_some())
+            || (self.sandbox && line.sandbox)
+    }
+}
+
+/// A message for the client, and whether it is the last of its run.
+struct Out {
+    text: String,
+    over: Option<RunId>,
+}
+
+struct Client {
+    app: App,
+    live: bool,
+    only: Only,
+    /// Of runs that come by themselves.
+    filter: Filter,
+    runs: BTreeMap<RunId, AbortOnDropHandle<()>>,
+    /// Held for as long as the client is there.
+    all: Option<AbortOnDropHandle<()>>,
+    to_client: mpsc::Sender<Out>,
+}
+
+impl Client {
+    async fn subscribe(&mut self, run: &str, after: Option<u64>, filter: Filter) -> Result<()> {
+        let view = self.app.run(run).await?;
+        if self.runs.len() >= MAX_RUNS && !self.runs.contains_key(&view.id) {
+            return Err(ApiError::new(
+                Code::TooMany,
+                format!("one connection watches at most {MAX_RUNS} runs"),
+            ));
+        }
+        let after = match after {
+            Some(after) => after,
+            None => self.app.store().last_position(&view.id).await?,
+        };
+        let tail = Tail::open(&self.app, view.id.clone(), after, filter).await?.with_live(self.live);
+        let task = tokio::spawn(pass_on(tail, view.id.clone(), self.only, self.to_client.clone()));
+        self.runs.insert(view.id, AbortOnDropHandle::new(task));
+        Ok(())
+    }
+
+    /// Every run that is under way, and every one that begins.
+    fn follow_all(&mut self) {
+        let (app, only, filter, to) =
+            (self.app.clone(), self.only, self.filter.clone(), self.to_client.clone());
+        self.all = Some(AbortOnDropHandle::new(tokio::spawn(follow_all(app, self.live, only, filter, to))));
+    }
+}
+
+async fn follow_all(app: App, with_live: bool, only: Only, filter: Filter, to: mpsc::Sender<Out>) {
+    let mut watch = app.store().watch(None);
+    let mut runs: BTreeMap<RunId, AbortOnDropHandle<()>> = BTreeMap::new();
+    let begun = app.now();
+    loop {
+        let query = RunQuery { live: true, limit: MAX_RUNS, ..Default::default() };
+        match app.store().runs(&query).await {
+            Ok(live) => {
+                runs.retain(|_, task| !task.is_finished());
+                for view in live {
+                    if runs.contains_key(&view.id) {
+                        continue;
+                    }
+                    // One that began after this client came is told from its beginning.
+                    let after = if view.created_at >= begun {
+                        Ok(0)
+                    } else {
+                        app.store().last_position(&view.id).await
+                    };
+                    let Ok(after) = after else { continue };
+                    if let Ok(tail) = Tail::open(&app, view.id.clone(), after, filter.clone()).await {
+                        let task = tokio::spawn(pass_on(
+                            tail.with_live(with_live),
+                            view.id.clone(),
+                            only,
+                            to.clone(),
+                        ));
+                        runs.insert(view.id, AbortOnDropHandle::new(task));
+                    }
+                }
+            }
+            Err(e) => tracing::warn!("runs could not be listed: {e}"),
+        }
+        watch.changed().await;
+        // Changes come in bursts; new runs do not.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Waits for the client with each message: a slow one falls behind here, and is served from the store then.
+async fn pass_on(mut tail: Tail, run: RunId, only: Only, to: mpsc::Sender<Out>) {
+    while let Some(told) = tail.next().await {
+        let control =
+            |word: &str, position: u64| json!({ word: { "run": run, "position": position } }).to_string();
+        let (text, over) = match told {
+            Told::Event(line) if !only.wants(&line) => continue,
+            Told::Event(line) => {
+                let json = line.json.as_deref().and_then(|j| std::str::from_utf8(j).ok()).unwrap_or("null");
+                (format!("{{\"event\":{json}}}"), None)
+            }
+            Told::Live { json, .. } => {
+                let json = std::str::from_utf8(&json).unwrap_or("null");
+                (format!("{{\"live\":{{\"run\":\"{run}\",\"said\":{json}}}}}"), None)
+            }
+            Told::CaughtUp { position } => (control("caught_up", position), None),
+            Told::CatchUp { position } => (control("catch_up", position), None),
+            Told::End { position } => (control("end", position), Some(run.clone())),
+        };
+        if to.send(Out { text, over }).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn talk(
+    app: App,
+    by: Principal,
+    mut socket: WebSocket,
+    mut client: Client,
+    mut out: mpsc::Receiver<Out>,
+) {
+    let mut ping = tokio::time::interval(PING);
+    loop {
+        let answer: Message = tokio::select! {
+            biased;
+            () = app.parts().stop.cancelled() => return,
+            said = socket.recv() => match said {
+                Some(Ok(Message::Text(text))) => match heed(&mut client, &text).await {
+                    Ok(None) => continue,
+                    Ok(Some(answer)) => Message::Text(answer.to_string().into()),
+                    Err(e) => {
+                        let error = json!({ "error": { "code": e.code, "message": e.message, "hint": e.hint } });
+                        Message::Text(error.to_string().into())
+                    }
+                },
+                Some(Ok(Message::Binary(_) | Message::Ping(_) | Message::Pong(_))) => continue,
+                Some(Ok(Message::Close(_)) | Err(_)) | None => return,
+            },
+            message = out.recv() => {
+                let Some(message) = message else { return };
+                if let Some(run) = message.over {
+                    client.runs.remove(&run);
+                }
+                Message::Text(message.text.into())
+            }
+            _ = ping.tick() => {
+                if !by.still_valid(app.store(), app.now()).await {
+                    return;
+                }
+                Message::Ping(Bytes::new())
+            }
+        };
+        match tokio::time::timeout(SEND, socket.send(answer)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(_)) | Err(_) => return,
+        }
+    }
+}
+
+async fn heed(client: &mut Client, text: &str) -> Result<Option<Value>> {
+    let said: Said = serde_json::from_str(text).map_err(|e| {
+        ApiError::new(Code::BadRequest, format!("the message is not understood: {e}"))
+            .hint("send {\"subscribe\": {\"run\": \"…\"}}")
+    })?;
+    match said {
+        Said::Ping => Ok(Some(json!({ "pong": {} }))),
+        Said::Unsubscribe { run } => {
+            if let Ok(run) = RunId::new(run) {
+                client.runs.remove(&run);
+            }
+            Ok(None)
+        }
+        Said::Subscribe(w) => {
+            let types = if w.types.is_empty() { None } else { Some(w.types.join(",")) };
+            let filter = Filter { fork: w.fork, kinds: kinds(types.as_deref())? };
+            client.subscribe(&w.run, w.after, filter).await?;
+            Ok(None)
+        }
+    }
+}

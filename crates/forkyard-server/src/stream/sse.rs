@@ -1,0 +1,107 @@
+//! Server-sent events. A recorded event has its position as `id`, so a client that comes back names where it was.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use bytes::{BufMut, Bytes, BytesMut};
+use futures::stream;
+use tokio::time::{Instant, Interval, interval_at};
+use tokio_util::sync::CancellationToken;
+
+use super::{Tail, Told};
+use crate::App;
+use crate::access::Principal;
+
+/// How often an idle stream says that it is there, and whether its token still holds is looked at.
+const PING: Duration = Duration::from_secs(15);
+/// How long a browser waits before it comes back.
+const RETRY_MS: u32 = 1000;
+/// Events that are ready go out together, up to about this much.
+const BATCH_BYTES: usize = 64 << 10;
+
+struct Sse {
+    app: App,
+    by: Principal,
+    tail: Tail,
+    ping: Interval,
+    stop: CancellationToken,
+    begun: bool,
+    done: bool,
+}
+
+pub fn response(app: &App, by: Principal, tail: Tail) -> Response {
+    let state = Sse {
+        app: app.clone(),
+        by,
+        tail,
+        ping: interval_at(Instant::now() + PING, PING),
+        stop: app.parts().stop.clone(),
+        begun: false,
+        done: false,
+    };
+    let body = stream::unfold(state, |mut s| async move {
+        let piece = s.next().await?;
+        Some((Ok::<_, std::convert::Infallible>(piece), s))
+    });
+    let mut response = Response::new(Body::from_stream(body));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    // A proxy that collects answers would hold events back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+impl Sse {
+    async fn next(&mut self) -> Option<Bytes> {
+        if !self.begun {
+            self.begun = true;
+            return Some(Bytes::from(format!("retry: {RETRY_MS}\n\n")));
+        }
+        if self.done {
+            return None;
+        }
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => None,
+            told = self.tail.next() => {
+                let mut out = BytesMut::new();
+                self.write(told?, &mut out);
+                while !self.done && out.len() < BATCH_BYTES {
+                    let Some(told) = self.tail.ready() else { break };
+                    self.write(told, &mut out);
+                }
+                Some(out.freeze())
+            }
+            _ = self.ping.tick() => {
+                let valid = self.by.still_valid(self.app.store(), self.app.now()).await;
+                valid.then(|| Bytes::from_static(b": ping\n\n"))
+            }
+        }
+    }
+
+    fn write(&mut self, told: Told, out: &mut BytesMut) {
+        let (name, position) = match told {
+            Told::Event(line) => {
+                out.put_slice(format!("id: {}\ndata: ", line.position).as_bytes());
+                out.put_slice(line.json.as_deref().unwrap_or_default());
+                out.put_slice(b"\n\n");
+                return;
+            }
+            Told::Live { json, .. } => {
+                out.put_slice(b"event: live\ndata: ");
+                out.put_slice(&json);
+                out.put_slice(b"\n\n");
+                return;
+            }
+            Told::CaughtUp { position } => ("caught_up", position),
+            Told::CatchUp { position } => ("catch_up", position),
+            Told::End { position } => {
+                self.done = true;
+                ("end", position)
+            }
+        };
+        out.put_slice(format!("event: {name}\ndata: {{\"position\":{position}}}\n\n").as_bytes());
+    }
+}

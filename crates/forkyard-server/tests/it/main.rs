@@ -1,0 +1,3 @@
+mod stream;
+mod websocket;
+mod world;

@@ -1,0 +1,57 @@
+//! The API against its own description, by schemathesis: whatever it is sent, no answer is a fault of the server or
+//! other than the description says.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use super::World;
+use super::serve::Server;
+
+/// Put there by `cargo xtask setup`.
+fn schemathesis() -> Option<PathBuf> {
+    let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent()?.to_path_buf();
+    Some(target.join("tools/schemathesis/bin/schemathesis")).filter(|p| p.is_file())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_answer_is_as_described() {
+    let Some(program) = schemathesis() else {
+        assert!(
+            std::env::var_os("FORKYARD_TEST_REQUIRE").is_none(),
+            "schemathesis is missing: cargo xtask setup"
+        );
+        return;
+    };
+    let full = std::env::var("FORKYARD_TEST_SCALE").is_ok_and(|s| s == "full");
+    let w = World::with_commit();
+    // So that there is something to find.
+    let run = w.ended(&[]);
+    let s = Server::start_with(&w, &["--port", "0", "--no-work"]);
+    let done = Command::new(program)
+        .args(["run", &format!("{}/api/v1/openapi.json", s.url), "--no-color", "--seed", "7"])
+        .args(["-H", &format!("Authorization: Bearer {}", s.token)])
+        .args([
+            "--checks",
+            "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance",
+        ])
+        .args(["--max-examples", if full { "100" } else { "3" }])
+        .current_dir(w.dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{said}");
+    let operations = s.get("/api/v1/openapi.json").await["paths"]
+        .as_object()
+        .unwrap()
+        .values()
+        .map(|item| item.as_object().unwrap().len())
+        .sum::<usize>();
+    assert!(said.contains(&format!("Tested: {operations}")), "{said}");
+    assert_eq!(s.get(&format!("/api/v1/runs/{run}")).await["outcome"], "success");
+    // What it made is gone with it.
+    let made = s.get("/api/v1/sandboxes?limit=500").await;
+    for sandbox in made["sandboxes"].as_array().unwrap() {
+        let id = sandbox["id"].as_str().unwrap();
+        s.ask(reqwest::Method::DELETE, &format!("/api/v1/sandboxes/{id}"), None, 204).await;
+    }
+}

@@ -1,0 +1,148 @@
+//! Sandboxes over the API: real ones.
+
+use futures::{SinkExt, StreamExt};
+use reqwest::Method;
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+
+use super::World;
+use super::serve::{PATIENCE, Server};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_is_made_used_forked_and_removed() {
+    let w = World::with_commit();
+    let s = Server::start_with(&w, &["--port", "0", "--no-work"]);
+    let made = json!({ "id": "box1", "network": "none", "memory_bytes": 256 << 20, "lifetime_ms": 600_000 });
+    let first = s.ask(Method::POST, "/api/v1/sandboxes", Some(made.clone()), 201).await;
+    assert_eq!((&first["id"], &first["status"]), (&json!("box1"), &json!("running")));
+    s.ask(Method::POST, "/api/v1/sandboxes", Some(made), 201).await;
+    let all = s.get("/api/v1/sandboxes").await;
+    assert_eq!((all["sandboxes"].as_array().unwrap().len(), all["next_cursor"].is_null()), (1, true));
+    let at = "/api/v1/sandboxes/box1";
+    assert_eq!(s.get(at).await["limits"]["memory_bytes"], 256 << 20);
+    assert_eq!(s.get("/api/v1/sandboxes/health").await["healthy"], true);
+
+    // Files go in and come out as they are.
+    let bytes: Vec<u8> = (0..=255).cycle().take(3 << 20).collect();
+    let put = s.http.put(format!("{}{at}/files/content?path=data.bin&mode=600", s.url)).bearer_auth(&s.token);
+    assert_eq!(put.body(bytes.clone()).send().await.unwrap().status().as_u16(), 204);
+    let got = s.send(Method::GET, &format!("{at}/files/content?path=data.bin"), Some(&s.token), None).await;
+    assert!(got.bytes().await.unwrap() == bytes, "other bytes than were sent");
+    let part = s
+        .send(
+            Method::GET,
+            &format!("{at}/files/content?path=data.bin&offset=256&length=4"),
+            Some(&s.token),
+            None,
+        )
+        .await;
+    assert_eq!(part.bytes().await.unwrap(), &[0, 1, 2, 3][..]);
+    let listed = s.get(&format!("{at}/files")).await;
+    assert_eq!(
+        (&listed["files"][0]["name"], &listed["files"][0]["mode"]),
+        (&json!("data.bin"), &json!("0600"))
+    );
+
+    let run = json!({ "command": ["sh", "-c", "cat; echo $A >&2; exit 3"], "stdin": "from me", "env": { "A": "b" } });
+    let ran = s.ask(Method::POST, &format!("{at}/exec"), Some(run), 200).await;
+    assert_eq!(
+        (&ran["exit_code"], &ran["stdout"], &ran["stderr"]),
+        (&json!(3), &json!("from me"), &json!("b\n"))
+    );
+    let late = s
+        .ask(
+            Method::POST,
+            &format!("{at}/exec"),
+            Some(json!({ "command": ["sleep", "100"], "timeout_ms": 100 })),
+            200,
+        )
+        .await;
+    assert_eq!((&late["exit_code"], &late["timed_out"]), (&json!(124), &json!(true)));
+    let streamed = s
+        .ask(
+            Method::POST,
+            &format!("{at}/exec/stream"),
+            Some(json!({ "command": ["printf", "hi\\377"] })),
+            200,
+        )
+        .await;
+    let text = streamed.as_str().unwrap();
+    assert!(text.contains("event: stdout\ndata: {\"base64\":\"aGn/\"}"), "{text}");
+    assert!(text.contains("event: exit\n") && text.contains("\"exit_code\":0"), "{text}");
+
+    let children = s.ask(Method::POST, &format!("{at}/fork"), Some(json!({ "count": 2 })), 201).await;
+    let child = children["sandboxes"][1].as_str().unwrap();
+    s.ask(Method::DELETE, &format!("/api/v1/sandboxes/{child}/files?path=data.bin"), None, 204).await;
+    assert_eq!(
+        s.ask(Method::GET, &format!("/api/v1/sandboxes/{child}/files/content?path=data.bin"), None, 404)
+            .await["error"]["code"],
+        "file_not_found"
+    );
+    s.ask(Method::GET, &format!("{at}/files/content?path=data.bin&length=1"), None, 200).await;
+    let snapshot = s.ask(Method::POST, &format!("{at}/snapshot"), Some(json!({ "id": "snap1" })), 201).await;
+    assert_eq!(snapshot["id"], "snap1");
+    let stats = s.get("/api/v1/sandboxes/stats").await;
+    assert_eq!(stats["sandboxes"].as_array().unwrap().len(), 3, "{stats}");
+    assert!(stats["sandboxes"].as_array().unwrap().iter().all(|s| s["healthy"] == true), "{stats}");
+    assert!(s.get(&format!("{at}/stats")).await["disk_bytes"].as_u64().unwrap() > 0);
+    assert_eq!(s.get(&format!("{at}/health")).await["healthy"], true);
+    assert_eq!(s.ask(Method::POST, &format!("{at}/stop"), None, 200).await["status"], "stopped");
+    assert_eq!(s.ask(Method::POST, &format!("{at}/start"), None, 200).await["status"], "running");
+
+    for (method, path, body, status, code) in [
+        (Method::POST, "/api/v1/sandboxes", json!({ "memory_bytes": 1 }), 422, "invalid"),
+        (Method::POST, "/api/v1/sandboxes", json!({ "image": "archive:/etc/passwd" }), 403, "path_refused"),
+        (Method::POST, "/api/v1/sandboxes", json!({ "volumes": [] }), 400, "bad_request"),
+        (Method::POST, "/api/v1/sandboxes/box1/exec", json!({ "command": [] }), 422, "invalid"),
+        (Method::POST, "/api/v1/sandboxes/box1/exec", json!({ "command": ["a\0b"] }), 422, "invalid"),
+        (
+            Method::POST,
+            "/api/v1/sandboxes/none/exec",
+            json!({ "command": ["true"] }),
+            404,
+            "sandbox_not_found",
+        ),
+        (Method::POST, "/api/v1/sandboxes/box1/fork", json!({ "count": 101 }), 422, "invalid"),
+        (Method::GET, "/api/v1/sandboxes/box1/task", Value::Null, 404, "sandbox_not_found"),
+    ] {
+        let answer = s.ask(method, path, Some(body), status).await;
+        assert_eq!(answer["error"]["code"], code, "{path}: {answer}");
+    }
+    let all: Vec<String> = [s.get("/api/v1/sandboxes?limit=2").await, s.get("/api/v1/sandboxes").await]
+        .iter()
+        .map(|p| p["sandboxes"].as_array().unwrap().len().to_string())
+        .collect();
+    assert_eq!(all, ["2", "3"]);
+    for id in ["box1", children["sandboxes"][0].as_str().unwrap(), child] {
+        s.ask(Method::DELETE, &format!("/api/v1/sandboxes/{id}"), None, 204).await;
+    }
+    assert_eq!(w.run(&["sandbox", "list"]).stdout, "There is no sandbox.\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_over_a_websocket() {
+    let w = World::with_commit();
+    let s = Server::start_with(&w, &["--port", "0", "--no-work"]);
+    s.ask(Method::POST, "/api/v1/sandboxes", Some(json!({ "id": "box1", "network": "none" })), 201).await;
+    let at = format!(
+        "{}/api/v1/sandboxes/box1/pty?cols=90&rows=20&token={}",
+        s.url.replace("http", "ws"),
+        s.token
+    );
+    let (mut socket, _) = tokio_tungstenite::connect_async(at.into_client_request().unwrap()).await.unwrap();
+    socket.send(Message::text(json!({ "resize": { "cols": 100, "rows": 30 } }).to_string())).await.unwrap();
+    socket.send(Message::binary("stty size; echo $((6*7))x; exit 5\n")).await.unwrap();
+    let (mut shown, mut exit) = (String::new(), Value::Null);
+    while exit.is_null() {
+        match tokio::time::timeout(PATIENCE, socket.next()).await.expect("it goes on") {
+            Some(Ok(Message::Binary(b))) => shown.push_str(&String::from_utf8_lossy(&b)),
+            Some(Ok(Message::Text(t))) => exit = serde_json::from_str::<Value>(&t).unwrap()["exit"].take(),
+            Some(Ok(_)) => {}
+            other => panic!("{other:?}: {shown}"),
+        }
+    }
+    assert!(shown.contains("30 100") && shown.contains("42x"), "{shown}");
+    assert_eq!(exit["exit_code"], 5);
+    s.ask(Method::DELETE, "/api/v1/sandboxes/box1", None, 204).await;
+}

@@ -1,0 +1,151 @@
+//! A run under way, steered over the API.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::World;
+use super::serve::Server;
+
+/// Works until it is told to stop waiting.
+const WAITS: &str = r#"
+name = "waits"
+[[turn]]
+text = "I wait."
+tools = [{ name = "Bash", input = { command = "while ! [ -e go ]; do sleep 0.05; done" } }]
+[[turn]]
+text = "Done."
+"#;
+
+async fn started(w: &World, s: &Server, forks: u32) -> String {
+    w.write(&w.script(), WAITS);
+    let body = json!({ "repo": w.repo(), "prompt": "wait", "model": w.model(), "forks": forks, "sandbox": { "network": "none" } });
+    let run = s.ask(Method::POST, "/api/v1/runs", Some(body), 201).await["id"].as_str().unwrap().to_string();
+    event(s, &run, "agent.tool_use", forks as usize).await;
+    run
+}
+
+/// Until the run has this many events of this kind: the last.
+async fn event(s: &Server, run: &str, kind: &str, n: usize) -> Value {
+    let at = format!("/api/v1/runs/{run}/events?types={kind}");
+    let page = s.until(&at, |p| p["events"].as_array().unwrap().len() >= n).await;
+    page["events"][n - 1].clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_is_paused_talked_to_added_to_and_cancelled() {
+    let w = World::with_commit();
+    let s = Server::start(&w);
+    let run = started(&w, &s, 2).await;
+    let at = format!("/api/v1/runs/{run}");
+    let post =
+        async |path: &str, body: Option<Value>| s.ask(Method::POST, &format!("{at}{path}"), body, 202).await;
+    post("/pause", None).await;
+    s.until(&at, |r| r["paused"] == true).await;
+    post("/resume", None).await;
+    s.until(&at, |r| r["paused"] == false).await;
+
+    let sent = post("/forks/0/messages", Some(json!({ "content": "one\u{7}\nmore" }))).await;
+    assert_eq!(sent["status"], "queued");
+    post("/forks/0/interrupt", Some(json!({ "content": "stop that" }))).await;
+    event(&s, &run, "agent.message_injected", 2).await;
+    for (body, status) in [
+        (json!({ "content": "" }), 422),
+        (json!({ "content": "x".repeat(10_001) }), 422),
+        (json!({ "content": "x", "type": "shout" }), 400),
+    ] {
+        s.ask(Method::POST, &format!("{at}/forks/0/messages"), Some(body), status).await;
+    }
+
+    // The same agent by its sandbox.
+    let sandbox = s.get(&format!("{at}/forks/1")).await["sandbox_id"].as_str().unwrap().to_string();
+    let inside = format!("/api/v1/sandboxes/{sandbox}");
+    let task = s.get(&format!("{inside}/task")).await;
+    assert_eq!((&task["status"], &task["task_id"]), (&json!("running"), &json!(format!("{run}/1"))));
+    let urgent = json!({ "message": "hurry", "source": "guardian", "priority": "urgent" });
+    s.ask(Method::POST, &format!("{inside}/interventions"), Some(urgent), 202).await;
+    event(&s, &run, "agent.message_injected", 3).await;
+    let past = s.get(&format!("{inside}/interventions")).await;
+    assert_eq!(
+        (&past["interventions"][0]["message"], &past["interventions"][0]["type"]),
+        (&json!("hurry"), &json!("interrupt"))
+    );
+    let events = s.get(&format!("{inside}/events?limit=1&event_type=agent.tool_use")).await;
+    assert_eq!(
+        (&events["total_count"], &events["events"][0]["event_type"]),
+        (&json!(1), &json!("agent.tool_use"))
+    );
+    assert!(s.get(&format!("{inside}/trajectory")).await["events"].as_array().unwrap().len() > 1);
+
+    post("/forks", Some(json!({ "forks": 1, "prompt": "another" }))).await;
+    s.until(&at, |r| r["progress"]["total_forks"] == 3).await;
+    s.ask(Method::POST, &format!("{at}/forks"), Some(json!({ "forks": 98 })), 422).await;
+    s.ask(Method::POST, &format!("{at}/forks"), Some(json!({ "forks": 4_000_000_000_u32 })), 422).await;
+    post("/forks/2/cancel", None).await;
+    s.until(&format!("{at}/forks"), |f| f["forks"][2]["outcome"] == "cancelled").await;
+    post("/cancel", None).await;
+    let ended = s.until(&at, |r| r["status"] == "ended").await;
+    assert_eq!(ended["outcome"], "cancelled");
+    let late =
+        s.ask(Method::POST, &format!("{at}/forks/0/messages"), Some(json!({ "content": "x" })), 409).await;
+    assert_eq!(late["error"]["code"], "ended");
+
+    let deeds = s.get(&format!("/api/v1/audit?target={run}")).await;
+    let actions: Vec<&str> =
+        deeds["entries"].as_array().unwrap().iter().rev().map(|e| e["action"].as_str().unwrap()).collect();
+    let expected = [
+        "run.create",
+        "run.pause",
+        "run.resume",
+        "fork.message",
+        "fork.message",
+        "fork.message",
+        "run.add_forks",
+        "run.cancel_fork",
+        "run.cancel",
+    ];
+    assert_eq!(actions, expected);
+    assert_eq!(w.run(&["sandbox", "list"]).stdout, "There is no sandbox.\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_servers_run_goes_on_under_the_next_one() {
+    let w = World::with_commit();
+    let mut s = Server::start(&w);
+    let run = started(&w, &s, 1).await;
+    s.child.kill().unwrap();
+    s.child.wait().unwrap();
+    let s = Server::start(&w);
+    let fork = s.get(&format!("/api/v1/runs/{run}/forks/0")).await;
+    let sandbox = fork["sandbox_id"].as_str().unwrap();
+    let go = json!({ "command": ["touch", "/workspace/go"] });
+    s.ask(Method::POST, &format!("/api/v1/sandboxes/{sandbox}/exec"), Some(go), 200).await;
+    let ended = s.until(&format!("/api/v1/runs/{run}"), |r| r["status"] == "ended").await;
+    assert_eq!(ended["outcome"], "success", "{ended}");
+    // The call was not made twice.
+    let calls = s.get(&format!("/api/v1/runs/{run}/events?types=agent.tool_use")).await;
+    assert_eq!(calls["events"].as_array().unwrap().len(), 1);
+    assert_eq!(w.run(&["sandbox", "list"]).stdout, "There is no sandbox.\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn words_are_seen_while_they_are_spoken() {
+    let w = World::with_commit();
+    let s = Server::start(&w);
+    let slow =
+        "name = \"slow\"\n[[turn]]\ntext = \"one two three four five six seven eight\"\nword_ms = 100\n";
+    w.write(&w.script(), slow);
+    let body =
+        json!({ "repo": w.repo(), "prompt": "talk", "model": w.model(), "sandbox": { "network": "none" } });
+    let run = s.ask(Method::POST, "/api/v1/runs", Some(body), 201).await["id"].as_str().unwrap().to_string();
+    let told = s.get(&format!("/api/v1/runs/{run}/events/stream?live=true")).await;
+    let mut said = String::new();
+    let mut batches = 0;
+    for frame in told.as_str().unwrap().split("\n\n").filter_map(|f| f.strip_prefix("event: live\ndata: ")) {
+        let delta: Value = serde_json::from_str(frame).unwrap();
+        said.push_str(delta["delta"]["text"].as_str().unwrap_or_default());
+        batches += 1;
+    }
+    assert!(said.contains("three") && batches > 1, "{batches}: {said:?}");
+    let quiet = s.get(&format!("/api/v1/runs/{run}/events/stream")).await;
+    assert!(!quiet.as_str().unwrap().contains("event: live"));
+}
