@@ -111,6 +111,7 @@ fn parts(store: Arc<dyn Store>, stop: CancellationToken) -> Parts {
         defaults: RunSpec::new("", "", "sonnet", 1),
         prompt_prefix: None,
         root: None,
+        secrets: Default::default(),
         hosts: vec![],
         secure: false,
         stop,

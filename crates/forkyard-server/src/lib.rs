@@ -16,6 +16,7 @@ mod requests;
 pub mod routes;
 pub mod stream;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -60,6 +61,8 @@ pub struct Parts {
     pub prompt_prefix: Option<String>,
     /// Paths of the host are taken only below this folder.
     pub root: Option<PathBuf>,
+    /// Secrets of the configuration that a run may name.
+    pub secrets: BTreeSet<String>,
     /// Names of this server, besides localhost and numbers; in lower case.
     pub hosts: Vec<String>,
     /// It is reached by TLS alone.

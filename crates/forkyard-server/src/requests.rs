@@ -58,7 +58,8 @@ impl App {
             self.sandbox_plan(&mut spec, plan)?;
         }
         if let Some(AgentPlan { permission_mode, allowed_tools, disallowed_tools }) = request.agent {
-            spec.agent.permission_mode = permission_mode.or(spec.agent.permission_mode.take());
+            spec.agent.permission_mode =
+                permission_mode.map(|m| m.as_str().to_string()).or(spec.agent.permission_mode.take());
             set(&mut spec.agent.allowed_tools, allowed_tools);
             set(&mut spec.agent.disallowed_tools, disallowed_tools);
         }
@@ -121,6 +122,10 @@ impl App {
         set(&mut sandbox.network.mode, plan.network.map(Into::into));
         set(&mut sandbox.network.allow, plan.allow);
         set(&mut sandbox.network.no_default_allow, plan.no_default_allow);
+        if let Some(name) = plan.secrets.iter().flatten().find(|n| !self.parts().secrets.contains(*n)) {
+            let fix = "name one of the server's configuration";
+            return Err(ApiError::field("sandbox.secrets", name, "there is no such secret", fix));
+        }
         set(&mut sandbox.network.secrets, plan.secrets);
         Ok(())
     }

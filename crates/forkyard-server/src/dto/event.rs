@@ -73,6 +73,18 @@ pub struct EventPage {
     pub next_after: Option<u64>,
 }
 
+/// One message of a stream of server-sent events. `data` is JSON.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SseMessage {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub event: Option<String>,
+    pub data: String,
+}
+
 #[derive(Debug, Default, Clone, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use forkyard_core::budget::Balance;
+use forkyard_core::sandbox;
 use forkyard_core::view::{self, RunView};
-use forkyard_core::{ForkNum, sandbox};
 use forkyard_engine::git::shown_url;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -234,9 +234,31 @@ pub struct SandboxPlan {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AgentPlan {
-    pub permission_mode: Option<String>,
+    pub permission_mode: Option<PermissionMode>,
     pub allowed_tools: Option<Vec<String>>,
     pub disallowed_tools: Option<Vec<String>>,
+}
+
+/// What the agent may do without being asked about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum PermissionMode {
+    Default,
+    AcceptEdits,
+    Plan,
+    BypassPermissions,
+}
+
+impl PermissionMode {
+    /// As the core's specification has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PermissionMode::Default => "default",
+            PermissionMode::AcceptEdits => "acceptEdits",
+            PermissionMode::Plan => "plan",
+            PermissionMode::BypassPermissions => "bypassPermissions",
+        }
+    }
 }
 
 /// A command was accepted; whoever drives the run does it.
@@ -265,5 +287,3 @@ pub struct AddForks {
     #[serde(default)]
     pub model: Option<String>,
 }
-
-pub type Num = ForkNum;

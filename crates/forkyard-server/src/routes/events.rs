@@ -9,7 +9,7 @@ use forkyard_store::EventQuery;
 
 use crate::App;
 use crate::access::Principal;
-use crate::dto::event::{Event, EventPage, ReadEvents, StreamEvents, kinds};
+use crate::dto::event::{Event, EventPage, ReadEvents, SseMessage, StreamEvents, kinds};
 use crate::error::{ApiError, Result};
 use crate::extract::{Json, Path, Query};
 use crate::page;
@@ -49,7 +49,7 @@ pub(super) async fn list_events(
 #[utoipa::path(get, path = "/api/v1/runs/{run}/events/stream", tag = "events",
     params(("run" = String, Path), StreamEvents, ("Last-Event-ID" = Option<String>, Header, description = "The last position that was seen")),
     security(("token" = ["read"])),
-    responses((status = 200, content_type = "text/event-stream", body = String), (status = 204, description = "Ended, and all was told")))]
+    responses((status = 200, content_type = "text/event-stream", body = SseMessage), (status = 204, description = "Ended, and all was told")))]
 pub(super) async fn stream_events(
     State(app): State<App>,
     Extension(by): Extension<Principal>,

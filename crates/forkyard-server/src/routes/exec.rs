@@ -18,6 +18,7 @@ use utoipa::IntoParams;
 
 use crate::App;
 use crate::access::Principal;
+use crate::dto::event::SseMessage;
 use crate::dto::sandbox::{ExecRequest, ExecResult};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
@@ -99,7 +100,7 @@ pub(super) async fn exec(
 /// `{"base64"}`; then `exit` with the result, or `error`. A client that reads slowly slows the command.
 #[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/exec/stream", tag = "sandboxes", params(("sandbox" = String, Path)),
     request_body = ExecRequest, security(("token" = ["steer"])),
-    responses((status = 200, content_type = "text/event-stream", body = String)))]
+    responses((status = 200, content_type = "text/event-stream", body = SseMessage)))]
 pub(super) async fn exec_stream(
     State(app): State<App>,
     Extension(by): Extension<Principal>,

@@ -113,7 +113,7 @@ mod tests {
         LiveEvent::Text { subagent: None, text: text.into() }
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn words_are_joined_and_a_flood_is_cut() {
         let live = Live::new();
         let mut heard = live.subscribe();

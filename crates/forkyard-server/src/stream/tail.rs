@@ -108,12 +108,12 @@ impl Tail {
             match self.state {
                 State::Done => return None,
                 State::Store { news } => {
-                    if let Err(e) = self.from_store(news).await {
+                    if let Err(e) = self.read_store(news).await {
                         tracing::warn!(run = %self.run, "events could not be read: {e}");
                         tokio::time::sleep(RETRY).await;
                     }
                 }
-                State::Live => self.from_feed().await,
+                State::Live => self.hear().await,
             }
         }
     }
@@ -123,7 +123,7 @@ impl Tail {
         self.ready.pop_front()
     }
 
-    async fn from_store(&mut self, news: bool) -> Result<(), StoreError> {
+    async fn read_store(&mut self, news: bool) -> Result<(), StoreError> {
         let feeds: &Feeds = self.app.feeds();
         let store = feeds.store();
         // Asked before reading: what is recorded until the end is read.
@@ -154,7 +154,7 @@ impl Tail {
         Ok(())
     }
 
-    async fn from_feed(&mut self) {
+    async fn hear(&mut self) {
         let line = tokio::select! {
             biased;
             line = self.heard.lines.recv() => line,

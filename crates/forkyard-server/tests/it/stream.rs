@@ -22,7 +22,7 @@ async fn read(mut tail: Tail) -> (Vec<u64>, usize) {
                 assert_eq!(Some(&position), seen.last());
                 behind += 1;
             }
-            Told::CaughtUp { .. } => {}
+            Told::CaughtUp { .. } | Told::Live { .. } => {}
             Told::End { position } => assert_eq!(Some(&position), seen.last()),
         }
     }
@@ -76,7 +76,7 @@ async fn a_watcher_that_falls_behind_is_told_and_misses_nothing() {
             match told {
                 Told::Event(line) => rest.push(line.position),
                 Told::CatchUp { .. } => behind += 1,
-                Told::CaughtUp { .. } | Told::End { .. } => {}
+                Told::CaughtUp { .. } | Told::Live { .. } | Told::End { .. } => {}
             }
         }
         (rest, behind)

@@ -82,6 +82,7 @@ impl World {
             defaults: RunSpec::new("", "", "sonnet", 1),
             prompt_prefix: None,
             root: None,
+            secrets: Default::default(),
             hosts: vec![],
             secure: false,
             stop: stop.clone(),

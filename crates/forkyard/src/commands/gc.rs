@@ -1,8 +1,9 @@
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 use forkyard_core::view::{RunStatus, RunView};
-use forkyard_core::{RunId, SnapshotId, Timestamp};
+use forkyard_core::{Millis, RunId, SnapshotId, Timestamp};
 use forkyard_engine::activities::open_repo;
 use forkyard_engine::clock::Clock;
 use forkyard_store::RunQuery;
@@ -49,12 +50,7 @@ impl GcArgs {
         let age = duration("--older-than", &self.older_than)?;
         let freed = with_yard(global, async |yard| {
             let before = Clock::system().now() - age;
-            let mut freed = Freed::default();
-            for run in old_runs(yard, before).await? {
-                if let Err(why) = self.remove_run(yard, &run, &mut freed).await {
-                    freed.left.push(format!("{}: {}", run.id, why.message));
-                }
-            }
+            let mut freed = self.remove_runs(yard, before).await?;
             self.remove_demos(yard, before, &mut freed);
             Ok(freed)
         })?;
@@ -81,6 +77,17 @@ impl GcArgs {
             if self.dry_run { "to free" } else { "freed" },
         ))?;
         Ok(Exit::Success)
+    }
+
+    /// Runs that ended before then, with all that belongs to them.
+    async fn remove_runs(&self, yard: &Yard, before: Timestamp) -> Result<Freed> {
+        let mut freed = Freed::default();
+        for run in old_runs(yard, before).await? {
+            if let Err(why) = self.remove_run(yard, &run, &mut freed).await {
+                freed.left.push(format!("{}: {}", run.id, why.message));
+            }
+        }
+        Ok(freed)
     }
 
     /// The store goes last: whatever fails before it is tried again next time.
@@ -138,6 +145,28 @@ impl GcArgs {
         freed.bytes += bytes;
         freed.folders.push(dir.to_path_buf());
         Ok(())
+    }
+}
+
+/// How often a process that stays looks for runs that were kept long enough.
+const RETENTION_EVERY: Duration = Duration::from_secs(600);
+
+/// Removes runs as they come of age, for as long as this is polled.
+pub async fn keep_for(yard: &Yard, age: Millis) {
+    let gc = GcArgs { older_than: String::new(), dry_run: false };
+    loop {
+        match gc.remove_runs(yard, Clock::system().now() - age).await {
+            Ok(freed) => {
+                for run in &freed.runs {
+                    tracing::info!(%run, "was kept long enough and is removed");
+                }
+                for left in &freed.left {
+                    tracing::warn!("a run that was kept long enough can't be removed: {left}");
+                }
+            }
+            Err(e) => tracing::warn!("old runs can't be removed: {}", e.message),
+        }
+        tokio::time::sleep(RETENTION_EVERY).await;
     }
 }
 

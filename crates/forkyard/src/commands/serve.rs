@@ -14,6 +14,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use super::gc;
 use super::run_options::RunOptions;
 use super::worker::log_to_stderr;
 use crate::cli::Global;
@@ -116,7 +117,18 @@ impl ServeArgs {
                 yard.engine.work(ProcessKind::Server, stop.clone()).await;
             }
         };
-        tokio::join!(forkyard_server::serve(listener, app.router(), tls, stop.clone()), work);
+        let tidying = async {
+            match s.retention_runs {
+                Some(age) => gc::keep_for(yard, age).await,
+                None => std::future::pending().await,
+            }
+        };
+        let serving =
+            async { tokio::join!(forkyard_server::serve(listener, app.router(), tls, stop.clone()), work) };
+        tokio::select! {
+            _ = serving => {}
+            () = tidying => {}
+        }
         Ok(Exit::Success)
     }
 }
@@ -136,6 +148,7 @@ fn parts(yard: &Yard, clock: Clock, secure: bool, stop: CancellationToken) -> Re
         defaults,
         prompt_prefix: s.prompt_prefix.clone(),
         root: s.server_root.clone(),
+        secrets: s.tables.secrets.keys().cloned().collect(),
         hosts: s.server_hosts.iter().map(|h| h.to_ascii_lowercase()).collect(),
         secure,
         stop,

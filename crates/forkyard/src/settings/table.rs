@@ -230,6 +230,9 @@ settings! {
     /// A sandbox older than this with no live run is an orphan.
     cleanup_max_age: Millis = "cleanup.max_age" { default: Some("3h"), range: Some(("0s", "365d")), flag: Some("--max-age") }
 
+    /// How long `forkyard serve` keeps runs that have ended, with their events and results. Unset: for ever.
+    retention_runs: Option<Millis> = "retention.runs" { range: Some(("1s", "3650d")), env: &[var("FORKYARD_RETENTION_RUNS")] }
+
     /// What is logged to standard error: a level, or `target=level` filters.
     log: String = "log" { default: Some("warn"), env: &[var("FORKYARD_LOG")] }
     /// Colour on the terminal. `NO_COLOR` set to anything means never.

@@ -227,6 +227,8 @@ async fn what_is_wrong_is_named_and_nothing_is_stored() {
         ("timeout_ms", json!(1), 422, "invalid"),
         ("no_such_field", json!(1), 400, "bad_request"),
         ("sandbox", json!({ "image": "archive:/etc/passwd" }), 403, "path_refused"),
+        ("sandbox", json!({ "secrets": ["nonesuch"] }), 422, "invalid"),
+        ("agent", json!({ "permission_mode": "root" }), 400, "bad_request"),
         ("sandbox", json!({ "volumes": ["/:/host"] }), 400, "bad_request"),
     ] {
         let mut body = create(&w, 1);

@@ -35,7 +35,8 @@ async fn event(s: &Server, run: &str, kind: &str, n: usize) -> Value {
 async fn a_run_is_paused_talked_to_added_to_and_cancelled() {
     let w = World::with_commit();
     let s = Server::start(&w);
-    let run = started(&w, &s, 2).await;
+    // Two are interrupted and end; one waits on.
+    let run = started(&w, &s, 3).await;
     let at = format!("/api/v1/runs/{run}");
     let post =
         async |path: &str, body: Option<Value>| s.ask(Method::POST, &format!("{at}{path}"), body, 202).await;
@@ -77,11 +78,11 @@ async fn a_run_is_paused_talked_to_added_to_and_cancelled() {
     assert!(s.get(&format!("{inside}/trajectory")).await["events"].as_array().unwrap().len() > 1);
 
     post("/forks", Some(json!({ "forks": 1, "prompt": "another" }))).await;
-    s.until(&at, |r| r["progress"]["total_forks"] == 3).await;
+    s.until(&at, |r| r["progress"]["total_forks"] == 4).await;
     s.ask(Method::POST, &format!("{at}/forks"), Some(json!({ "forks": 98 })), 422).await;
     s.ask(Method::POST, &format!("{at}/forks"), Some(json!({ "forks": 4_000_000_000_u32 })), 422).await;
-    post("/forks/2/cancel", None).await;
-    s.until(&format!("{at}/forks"), |f| f["forks"][2]["outcome"] == "cancelled").await;
+    post("/forks/3/cancel", None).await;
+    s.until(&format!("{at}/forks"), |f| f["forks"][3]["outcome"] == "cancelled").await;
     post("/cancel", None).await;
     let ended = s.until(&at, |r| r["status"] == "ended").await;
     assert_eq!(ended["outcome"], "cancelled");
@@ -148,4 +149,25 @@ async fn words_are_seen_while_they_are_spoken() {
     assert!(said.contains("three") && batches > 1, "{batches}: {said:?}");
     let quiet = s.get(&format!("/api/v1/runs/{run}/events/stream")).await;
     assert!(!quiet.as_str().unwrap().contains("event: live"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_runs_are_removed_if_the_settings_say_so() {
+    let w = World::with_commit();
+    let (run, live) = (w.ended(&[]), {
+        w.write(&w.script(), WAITS);
+        let ran = w.fork(&["--no-wait", "--json"]);
+        serde_json::from_str::<Value>(&ran.stdout).unwrap()["run"].as_str().unwrap().to_string()
+    });
+    // Older than a second by the time that it is looked at.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    let s = Server::start_with(&w, &["--port", "0", "--no-work", "--set", "retention.runs=1s"]);
+    let left = s.until("/api/v1/runs", |r| r["runs"].as_array().unwrap().len() == 1).await;
+    assert_eq!(left["runs"][0]["id"], live.as_str());
+    assert_eq!(
+        s.ask(Method::GET, &format!("/api/v1/runs/{run}/events"), None, 404).await["error"]["code"],
+        "run_not_found"
+    );
+    assert!(!w.git(&["for-each-ref", "refs/forkyard"]).contains(&run));
+    assert_eq!(w.run(&["cancel", &live]).code, 0);
 }
