@@ -32,6 +32,7 @@ mod serve_steer;
 mod serve_stream;
 mod status;
 mod terminal;
+mod token;
 mod trust;
 mod usage;
 mod watch;
