@@ -1,8 +1,9 @@
 //! Forkyard's program inside a sandbox.
 //!
-//! - `forkyard-guest zygote FD`: what local sandboxes are cloned from; FD is its command socket. A clone sets up its
+//! - `forkyard-guest zygote`: what local sandboxes are cloned from; stdin is its command socket. A clone sets up its
 //!   namespaces, gives everything up and serves as pid 1.
-//! - `forkyard-guest trees FD`: answers one question about folders of the host with mounts of them.
+//! - `forkyard-guest trees`: answers one question on its stdin about folders of the host with mounts of them.
+//! - `forkyard-guest restack`: puts the root that comes by its stdin under a quiet sandbox.
 //! - `forkyard-guest serve SOCKET`: pid 1 of a container; configuration comes from the environment variable `FORKYARD_GUEST`.
 //! - `forkyard-guest probe`: the attack suite's attempts, from inside.
 //! - `forkyard-guest connect SOCKET`: carries the protocol between its own stdio and the socket of `serve`.
@@ -20,13 +21,14 @@ fn main() -> std::process::ExitCode {
     let args: Vec<String> = std::env::args().collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.get(1..).unwrap_or_default() {
-        ["zygote", commands] => local::run(commands),
-        ["trees", answer] => local::trees(answer),
+        ["zygote"] => local::run(),
+        ["trees"] => local::trees(),
+        ["restack"] => local::restack(),
         ["serve", socket] => serve::container(socket),
         ["connect", socket] => relay::run(socket),
         ["probe"] => probe::run(),
         _ => {
-            eprintln!("usage: forkyard-guest zygote FD | serve SOCKET | connect SOCKET");
+            eprintln!("usage: forkyard-guest zygote | serve SOCKET | connect SOCKET");
             std::process::ExitCode::from(2)
         }
     }

@@ -135,14 +135,12 @@ pub enum Op {
     /// No command may start and no file may be written until `Thaw` or until the connection ends. Answered when the last write
     /// is done, with [`Answer::Quiet`].
     Quiesce,
-    /// `layer`: the root was replaced while quiet; the name of the new upper layer.
-    Thaw {
-        layer: Option<String>,
-    },
+    /// Descriptor, if the root was replaced while quiet: the directory of its new upper layer.
+    Thaw,
     /// Stops or continues every process but the guest.
     Pause,
     Resume,
-    /// Local only: descriptors come with the answer. `proxy`, `namespaces`.
+    /// Local only: descriptors come with the answer.
     Descriptors {
         what: Descriptors,
     },
@@ -157,6 +155,8 @@ pub enum Descriptors {
     Proxy,
     /// User and mount namespace, for replacing the root.
     Namespaces,
+    /// The directory of the upper layer.
+    Upper,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -185,7 +185,6 @@ pub struct Reply {
 pub enum Answer {
     Welcome {
         version: u32,
-        layer: Option<String>,
     },
     Started {
         resumed: bool,
@@ -231,9 +230,11 @@ pub enum Answer {
         processes: u32,
         disk_bytes: Option<u64>,
     },
-    /// `busy`: processes other than the guest are alive.
+    /// `busy`: processes other than the guest are alive. `layer`: the number of the layer that the root writes to, where it
+    /// has one.
     Quiet {
         busy: bool,
+        layer: Option<String>,
     },
     Error {
         kind: Fault,

@@ -7,6 +7,47 @@ use serde::{Deserialize, Serialize};
 /// Largest message either way; a sandbox's environment and layers fit many times.
 pub const MAX_MESSAGE: usize = 192 << 10;
 
+/// What of the host's /etc a sandbox sees: how programs are found, linked and localised, and whom TLS trusts. Never accounts,
+/// keys, tokens or the settings of services.
+pub const ETC: &[&str] = &[
+    "alternatives",
+    "bash.bashrc",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "crypto-policies",
+    "debian_version",
+    "fonts",
+    "gai.conf",
+    "host.conf",
+    "inputrc",
+    "issue",
+    "java",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "locale.conf",
+    "lsb-release",
+    "magic",
+    "maven",
+    "mime.types",
+    "netconfig",
+    "os-release",
+    "perl",
+    "pki",
+    "protocols",
+    "python3",
+    "rpc",
+    "services",
+    "shells",
+    "ssl",
+    "terminfo",
+    "timezone",
+    "vim",
+    "xattr.conf",
+    "xdg",
+];
+
 /// The first message, once. Comes before any sandbox.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Start {
@@ -16,7 +57,9 @@ pub struct Start {
     pub become_id: Option<u32>,
     /// Host trees that every sandbox of the default root sees, read-only.
     pub binds: Vec<Bind>,
-    /// Extra files of the skeleton, by absolute path inside: content is read from `state/skeleton/<index>`.
+    /// A name for all that the skeleton is made of: one that is there is used as it is.
+    pub skeleton: String,
+    /// Extra files of the skeleton, by absolute path inside. Content is read from `state/skeleton/<name>.files/<index>`.
     pub files: Vec<SkeletonFile>,
 }
 
@@ -37,12 +80,13 @@ pub struct SkeletonFile {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Ask {
-    /// Descriptors: setup channel (SEQPACKET, gets one [`Ready`]), control connection, listening control socket, then the
-    /// `tasks` or `cgroup.procs` files to join, then (if `group`) the directory of the group that they are of, then (if `oom_events`) the file with the kernel's count of memory kills,
-    /// then (if `freezer`) the `cgroup.threads`, `cgroup.freeze` and `cgroup.events` of the commands' own group, then the directory's mount (if the root has one), then one mount per volume.
+    /// Descriptors: setup channel (SEQPACKET, brings one [`Groups`] and gets one [`Ready`]), control connection, listening
+    /// control socket, then (if `group`) the directory of its group, then the disk's mount (if the root has one), then the
+    /// directory's (likewise), then one mount per volume.
     Sandbox(Box<SandboxAsk>),
-    /// Descriptors: result channel, user and mount namespace, the directory's mount (if the root has one). Puts a new root under a quiet sandbox.
-    Restack { root: RootAsk },
+    /// Descriptors: result channel, the directory's mount (if the root has one). Makes a root, whose mount comes with the
+    /// result.
+    Root { root: RootAsk },
     /// Descriptors: result channel. Work on files of sandboxes, with rights over whatever modes they gave themselves.
     Work(Work),
 }
@@ -51,19 +95,27 @@ pub enum Ask {
 pub struct SandboxAsk {
     pub root: RootAsk,
     pub hostname: String,
+    /// Of the user inside.
+    pub id: u32,
     pub env: BTreeMap<String, String>,
     pub deadline_ms: u64,
     pub attempt: u32,
     pub processes: u32,
-    pub cgroups: usize,
     /// There is one group to be born in; where the kernel refuses that, it is joined.
     pub group: bool,
     /// Size of /dev/shm.
     pub shm_bytes: u64,
-    pub oom_events: bool,
-    pub freezer: bool,
     /// Loopback port of the proxy's listening socket.
     pub proxy_port: Option<u16>,
+}
+
+/// To a clone on its setup channel: groups that it is not born in are made while it makes its network, which takes as long.
+/// Descriptors: the `tasks` or `cgroup.procs` files to join, then (if `oom_events`) the file with the kernel's count of memory
+/// kills, then (if `freezer`) the `cgroup.threads`, `cgroup.freeze` and `cgroup.events` of the commands' own group.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Groups {
+    pub oom_events: bool,
+    pub freezer: bool,
     /// Enforced by the guest because the machine can't.
     pub watch: Watch,
 }
@@ -71,8 +123,8 @@ pub struct SandboxAsk {
 /// Paths are relative to the state folder.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RootAsk {
-    /// Name by which the guest knows its upper layer.
-    pub layer: String,
+    /// `upper` and `work` lie on a disk of the sandbox's own, whose mount comes as a descriptor, and are relative to it.
+    pub disk: bool,
     pub upper: String,
     pub work: String,
     /// Below the upper one, topmost first.
@@ -85,6 +137,16 @@ pub struct RootAsk {
     pub volumes: Vec<String>,
     /// Where the guest may put what commands wrote, outside of the layers.
     pub spool: String,
+}
+
+/// To a process of its own: puts a new root under a quiet sandbox. Descriptors: the sandbox's user and mount namespace, the
+/// root's mount. Answered by [`WorkResult`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RestackAsk {
+    /// As root: the id that the sandboxes have outside.
+    pub become_id: Option<u32>,
+    /// Where the sandbox's mounts are inside, host trees and volumes: they are carried over.
+    pub mounts: Vec<String>,
 }
 
 /// To a process of its own: which folders of the host a sandbox gets.
@@ -129,9 +191,9 @@ pub enum Work {
     Remove {
         path: String,
     },
-    /// A layer as it is now; gives up after `limit_ms`.
+    /// A layer as it is now; gives up after `limit_ms`. Without a path it is the directory that comes as a descriptor.
     Copy {
-        from: String,
+        from: Option<String>,
         to: String,
         limit_ms: u64,
     },
@@ -168,8 +230,11 @@ pub struct UnpackLimits {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Answer {
-    /// After [`Start`].
-    Up,
+    /// After [`Start`]. `binds`: what sandboxes of the default root see of the host. `layers`: what isolates every sandbox.
+    Up {
+        binds: Vec<String>,
+        layers: Vec<String>,
+    },
     /// Descriptor: pidfd.
     Cloned {
         pid: i32,
@@ -184,7 +249,7 @@ pub enum Answer {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "ready", rename_all = "snake_case")]
 pub enum Ready {
-    Up { layers: Vec<String> },
+    Up,
     Failed { step: String, errno: i32 },
 }
 

@@ -3,6 +3,7 @@
 //! A [`Provider`] makes, finds and destroys sandboxes; a [`Sandbox`] is a live connection to one. Paths are always
 //! resolved inside the sandbox, by the guest, never by string checks on the host.
 
+pub mod bench;
 pub mod conformance;
 pub mod docker;
 pub mod egress;

@@ -38,6 +38,11 @@ pub trait Provider: Send + Sync {
     async fn export_snapshot(&self, id: &SnapshotId, to: &Path) -> Result<()>;
     /// The archive is hostile input.
     async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo>;
+
+    /// Removes what crashes left behind, and sandboxes past their deadline. Safe beside other processes.
+    async fn sweep(&self) -> Result<()>;
+    /// Waits until what was destroyed is gone from the disk too.
+    async fn settle(&self) {}
 }
 
 /// A connection to one live sandbox under one attempt.

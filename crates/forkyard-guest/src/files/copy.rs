@@ -13,12 +13,13 @@ use crate::sys::{Result, Step};
 
 /// Copied between two looks at the clock.
 const STRIDE: u64 = 8 << 20;
+/// Copied at once by hand.
+const BUFFER: usize = 1 << 20;
 /// The kernel's bound on an extended attribute.
 const MAX_XATTR: usize = 64 << 10;
 
 /// None: it took longer than the limit; what was copied is to be removed.
-pub fn copy(from: &str, to: &str, limit_ms: Option<u64>) -> Result<Option<Size>> {
-    let source = rustix::fs::open(from, OPEN_DIR, Mode::empty()).step("copy from")?;
+pub fn copy(source: BorrowedFd<'_>, to: &str, limit_ms: Option<u64>) -> Result<Option<Size>> {
     match rustix::fs::mkdir(to, Mode::from_raw_mode(0o700)) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(e) => return Err(e).step("copy to"),
@@ -32,12 +33,12 @@ pub fn copy(from: &str, to: &str, limit_ms: Option<u64>) -> Result<Option<Size>>
         until: limit_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
         size: Size::default(),
     };
-    match walk(source.as_fd(), &mut copier) {
+    match walk(source, &mut copier) {
         Ok(()) => {}
         Err(Errno::TIMEDOUT) => return Ok(None),
         Err(e) => return Err(e).step("copy"),
     }
-    attributes(source.as_fd(), copier.root.as_fd()).step("copy")?;
+    attributes(source, copier.root.as_fd()).step("copy")?;
     Ok(Some(copier.size))
 }
 
@@ -87,9 +88,19 @@ impl Copier {
             while read_at < hole {
                 self.in_time()?;
                 let part = usize::try_from((hole - read_at).min(STRIDE)).expect("a stride fits");
-                match rustix::fs::copy_file_range(from, Some(&mut read_at), to, Some(&mut write_at), part)? {
-                    0 => break,
-                    n => self.size.bytes += n as u64,
+                match rustix::fs::copy_file_range(from, Some(&mut read_at), to, Some(&mut write_at), part) {
+                    Ok(0) => break,
+                    Ok(n) => self.size.bytes += n as u64,
+                    // Between file systems the bytes pass through here.
+                    Err(Errno::XDEV) => {
+                        let n = by_hand(from, to, read_at, part)?;
+                        if n == 0 {
+                            break;
+                        }
+                        (read_at, write_at) = (read_at + n, write_at + n);
+                        self.size.bytes += n;
+                    }
+                    Err(e) => return Err(e),
                 }
             }
             at = hole;
@@ -156,6 +167,17 @@ impl Visitor for Copier {
         self.path.pop();
         Ok(())
     }
+}
+
+/// Copies up to `part` bytes at a position; returns how many.
+fn by_hand(from: BorrowedFd<'_>, to: BorrowedFd<'_>, at: u64, part: usize) -> IoResult<u64> {
+    let mut buffer = vec![0; part.min(BUFFER)];
+    let n = rustix::io::pread(from, &mut buffer[..], at)?;
+    let mut written = 0;
+    while written < n {
+        written += rustix::io::pwrite(to, &buffer[written..n], at + written as u64)?;
+    }
+    Ok(n as u64)
 }
 
 fn times(stat: &rustix::fs::Stat) -> Timestamps {

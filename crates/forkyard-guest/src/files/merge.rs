@@ -4,7 +4,7 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode};
+use rustix::fs::{AtFlags, FileType, Mode, XattrFlags};
 use rustix::io::{Errno, Result as IoResult};
 
 use super::copy::attributes;
@@ -76,11 +76,16 @@ impl Visitor for Merger {
         self.size.entries += 1;
         let below = rustix::fs::statat(self.at.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW);
         let is_dir = below.is_ok_and(|s| FileType::from_raw_mode(s.st_mode) == FileType::Directory);
+        // The whiteout that it takes the place of hid what layers below all of these may have.
+        let hides = below.is_ok_and(|s| is_whiteout(&s));
         if !is_dir || is_opaque(dir) {
             self.clear(name)?;
             rustix::fs::mkdirat(self.at.as_fd(), name, Mode::from_raw_mode(0o700))?;
         }
         self.at = rustix::fs::openat(self.at.as_fd(), name, OPEN_DIR, Mode::empty())?;
+        if hides {
+            rustix::fs::fsetxattr(self.at.as_fd(), OPAQUE, b"y", XattrFlags::empty())?;
+        }
         Ok(())
     }
 

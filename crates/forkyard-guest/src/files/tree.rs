@@ -4,7 +4,7 @@
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::{Errno, Result as IoResult};
 
 pub use super::copy::copy;
@@ -149,16 +149,22 @@ pub fn measure_at(dir: BorrowedFd<'_>) -> Result<Size> {
     Ok(measure.0)
 }
 
+pub fn open(path: &str) -> Result<OwnedFd> {
+    rustix::fs::open(path, OPEN_DIR, Mode::empty()).step("open")
+}
+
 pub fn measure(path: &str) -> Result<Size> {
-    let dir = rustix::fs::open(path, OPEN_DIR, Mode::empty()).step("measure")?;
-    measure_at(dir.as_fd())
+    measure_at(open(path)?.as_fd())
 }
 
 struct Remove;
 
 impl Visitor for Remove {
     fn file(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()> {
-        rustix::fs::unlinkat(dir, name, AtFlags::empty())
+        match rustix::fs::unlinkat(dir, name, AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            other => other,
+        }
     }
     fn enter(&mut self, _: BorrowedFd<'_>, _: &CStr) -> IoResult<()> {
         Ok(())
@@ -184,6 +190,23 @@ pub fn remove_at(dir: BorrowedFd<'_>, name: &str) -> Result<()> {
     }
 }
 
+/// The same for anything, unless somebody is at it already: two walks would pull the ground from under each other.
 pub fn remove(path: &str) -> Result<()> {
+    let held = match rustix::fs::open(path, OPEN_DIR, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOTDIR | Errno::LOOP) => {
+            return match rustix::fs::unlink(path) {
+                Err(Errno::NOENT) => Ok(()),
+                other => other.step("remove"),
+            };
+        }
+        // Closed by its owner: the walk opens it.
+        other => other.ok(),
+    };
+    if let Some(dir) = &held
+        && let Err(Errno::WOULDBLOCK) = rustix::fs::flock(dir, FlockOperation::NonBlockingLockExclusive)
+    {
+        return Ok(());
+    }
     remove_at(CWD, path)
 }

@@ -1,16 +1,19 @@
 //! The zygote: one process with one thread, started once with an empty environment, so that no secret of its parent is in the
-//! memory that sandboxes inherit. It lives in a user and mount namespace of its own with a small root (`/skel`, `/extra`,
-//! `/bind`, `/dev`, `/proc`, `/state`, `/new`, `/lower`), which makes a clone cheap however many mounts the host has.
+//! memory that sandboxes inherit. It lives in a user and mount namespace of its own with a small root (`/bind`, `/dev`, `/proc`,
+//! `/state`, `/new`, `/lower`, `/disk`), which makes a clone cheap however many mounts the host has.
 
+mod restack;
+mod root;
 mod setup;
 mod skeleton;
 mod trees;
 mod work;
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::process::ExitCode;
 
 use forkyard_guest::zygote::{Answer, Ask, MAX_MESSAGE, Start};
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 
 use crate::sys::mount::{attach, clone_tree, make_all_private, new_fs, pivot_here, set_attributes};
@@ -19,35 +22,38 @@ use crate::sys::process::{
 };
 use crate::sys::{Failure, Result, Step, seccomp, socket};
 
+pub use restack::run as restack;
 pub use trees::run as trees;
 
 /// The new root is built on this directory, because every machine has it; what it hides was cloned before.
 const BUILD_AT: &str = "/usr";
 
-/// `commands`: the number of the descriptor that the parent left open for it.
-pub fn run(commands: &str) -> ExitCode {
-    let Some(number) = commands.parse::<RawFd>().ok().filter(|number| *number > 2) else {
-        return ExitCode::FAILURE;
-    };
-    // SAFETY: the parent left the command socket there and nobody else in this process knows of it.
-    let commands = unsafe { OwnedFd::from_raw_fd(number) };
+/// The socket that came as stdin. What else the parent left open is closed: every sandbox would have it open.
+fn take_socket() -> rustix::io::Result<OwnedFd> {
+    let socket = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)?;
+    keep_only(&[socket.as_fd()]);
+    let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::stdio::dup2_stdin(null)?;
+    Ok(socket)
+}
+
+pub fn run() -> ExitCode {
+    let Ok(commands) = take_socket() else { return ExitCode::FAILURE };
     ignore_children();
     let _ = rustix::process::setsid();
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     let mut buffer = vec![0; MAX_MESSAGE];
-    let entered = match receive::<Start>(commands.as_fd(), &mut buffer) {
-        Some((start, _)) => enter(&start).map(|binds| (start, binds)),
-        None => return ExitCode::FAILURE,
-    };
-    let binds = match entered {
-        Ok((_, binds)) => binds,
+    let Some((start, _)) = receive::<Start>(commands.as_fd(), &mut buffer) else { return ExitCode::FAILURE };
+    let Entered { binds, _skeleton } = match enter(&start) {
+        Ok(entered) => entered,
         Err(Failure { step, errno }) => {
             reply(commands.as_fd(), &Answer::Failed { step, errno }, &[]);
             return ExitCode::FAILURE;
         }
     };
     let filter = seccomp::program();
-    reply(commands.as_fd(), &Answer::Up, &[]);
+    let paths = binds.iter().map(|bind| bind.path.clone()).collect();
+    reply(commands.as_fd(), &Answer::Up { binds: paths, layers: setup::isolation() }, &[]);
     while let Some((ask, fds)) = receive::<Ask>(commands.as_fd(), &mut buffer) {
         let namespaces = match &ask {
             Ask::Sandbox(_) => {
@@ -58,11 +64,11 @@ pub fn run(commands: &str) -> ExitCode {
                     | libc::CLONE_NEWIPC
                     | libc::CLONE_NEWUTS
             }
-            Ask::Restack { .. } | Ask::Work(_) => 0,
+            Ask::Root { .. } | Ask::Work(_) => 0,
         };
         // Born in its group, a sandbox need not move there, for which the kernel would hold up every fork of the machine.
         let group = match &ask {
-            Ask::Sandbox(ask) if ask.group => fds.get(setup::FIXED_FDS + ask.cgroups).map(|fd| fd.as_fd()),
+            Ask::Sandbox(ask) if ask.group => fds.get(setup::FIXED_FDS).map(|fd| fd.as_fd()),
             _ => None,
         };
         // SAFETY: the zygote never starts a thread.
@@ -75,8 +81,10 @@ pub fn run(commands: &str) -> ExitCode {
             Ok(Cloned::Child) => {
                 drop(commands);
                 match ask {
-                    Ask::Sandbox(ask) => setup::sandbox(*ask, fds, in_group, &binds, &filter),
-                    Ask::Restack { root } => setup::restack(&root, fds, &binds),
+                    Ask::Sandbox(ask) => {
+                        setup::sandbox(*ask, fds, in_group, &start.skeleton, &binds, &filter);
+                    }
+                    Ask::Root { root } => root::make(&root, &start.skeleton, fds),
                     Ask::Work(work) => work::run(work, fds),
                 }
                 exit_now(0)
@@ -113,15 +121,21 @@ struct BoundTree {
     at: String,
 }
 
-/// Goes into the namespaces and the small root. Returns the trees that sandboxes see.
-fn enter(start: &Start) -> Result<Vec<BoundTree>> {
+/// What the zygote stands on.
+struct Entered {
+    binds: Vec<BoundTree>,
+    /// Held, and locked, so that nobody removes it as old.
+    _skeleton: OwnedFd,
+}
+
+/// Goes into the namespaces and the small root.
+fn enter(start: &Start) -> Result<Entered> {
     // As root, trees are cloned while their paths can still be walked: a toolchain may lie in a private home.
     let root = rustix::process::geteuid().is_root();
     let early = |path: &str, recursive| if root { clone_tree(path, recursive).ok() } else { None };
     let mut trees: Vec<(String, Option<OwnedFd>)> =
         start.binds.iter().map(|b| (b.path.clone(), early(&b.path, true))).collect();
     let state = early(&start.state, false);
-    let files = skeleton::read_files(start)?;
     if root {
         become_id(start.become_id.ok_or(Failure { step: "id".into(), errno: libc::EINVAL })?)
             .step("setuid")?;
@@ -147,23 +161,23 @@ fn enter(start: &Start) -> Result<Vec<BoundTree>> {
     let base = tmpfs("64m").step("tmpfs")?;
     attach(base, BUILD_AT).step("tmpfs")?;
     let at = |name: &str| format!("{BUILD_AT}/{name}");
-    for dir in ["skel", "bind", "proc", "dev", "state", "new", "extra", "lower"] {
+    for dir in ["bind", "proc", "dev", "state", "new", "lower", "disk"] {
         std::fs::create_dir(at(dir)).step(dir)?;
     }
     attach(proc, &at("proc")).step("proc")?; // a fully visible /proc must stay, or no new one may be mounted
     attach(state, &at("state")).step("state folder")?;
     attach(dev, &at("dev")).step("dev")?;
     skeleton::build_dev(&at("dev"))?;
-    skeleton::build(&at("skel"), &files)?;
-    skeleton::add_files(&at("extra"), &files)?;
+    let trees: Vec<(String, OwnedFd)> =
+        trees.into_iter().filter_map(|(path, tree)| Some((path, tree?))).collect();
+    let paths: Vec<&str> = trees.iter().map(|(path, _)| path.as_str()).collect();
+    let skeleton = skeleton::open(&at("state/skeleton"), start, &paths)?;
     let mut bound = Vec::new();
     let read_only = MountAttrFlags::MOUNT_ATTR_RDONLY
         | MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV;
     for (index, (path, tree)) in trees.into_iter().enumerate() {
-        let Some(tree) = tree else { continue };
         let here = at(&format!("bind/{index}"));
-        skeleton::mount_point(&at("skel"), &path)?;
         std::fs::create_dir(&here).step("bind")?;
         set_attributes(tree.as_fd(), read_only, true).step("read-only bind")?;
         attach(tree, &here).step("bind")?;
@@ -171,11 +185,11 @@ fn enter(start: &Start) -> Result<Vec<BoundTree>> {
     }
     rustix::process::chdir(BUILD_AT).step("chdir")?;
     pivot_here().step("pivot_root")?;
-    Ok(bound)
+    Ok(Entered { binds: bound, _skeleton: skeleton })
 }
 
 /// Keeps only the descriptors that are named, besides stdio.
-fn keep_only(fds: &[&OwnedFd]) {
+fn keep_only(fds: &[BorrowedFd<'_>]) {
     let keep: Vec<RawFd> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
     crate::sys::process::close_all_but(3, &keep);
 }

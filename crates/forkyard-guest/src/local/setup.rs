@@ -2,23 +2,19 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use forkyard_guest::zygote::{Ready, RootAsk, SandboxAsk, WorkResult};
+use forkyard_guest::zygote::{Groups, Ready, SandboxAsk, Watch};
 use libc::sock_filter;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
-use rustix::thread::LinkNameSpaceType;
 
-use super::{BoundTree, keep_only, reply};
-use crate::serve;
-use crate::sys::mount::{LOCKED_DOWN, attach, attach_below, clone_tree, new_fs, overlay, pivot_here};
+use super::root::{make_below, overlay_of, own};
+use super::{BoundTree, keep_only, receive, reply};
+use crate::serve::{self, Freezer, OomScore};
+use crate::sys::mount::{LOCKED_DOWN, attach, attach_below, clone_tree, new_fs, pivot_here};
 use crate::sys::process::{drop_capabilities, exit_now, map_id, set_dumpable, unshare};
 use crate::sys::{Failure, Result, Step, landlock, seccomp, socket};
 
-/// The user inside, also when Forkyard runs as root.
-const INSIDE_ID: u32 = 1000;
 const SHM_INODES: &str = "65536";
-/// The kernel's choice when memory is short: a sandbox before anything of the host.
-const OOM_SCORE: &str = "500";
 /// Descriptors of the setup: the pieces of the message, in order.
 pub const FIXED_FDS: usize = 3;
 const FREEZER_FDS: usize = 3;
@@ -31,46 +27,31 @@ pub fn sandbox(
     ask: SandboxAsk,
     mut fds: Vec<OwnedFd>,
     in_group: bool,
+    skeleton: &str,
     binds: &[BoundTree],
     filter: &[sock_filter],
 ) {
-    let (root, oom) = (&ask.root, usize::from(ask.oom_events));
-    let (group, freezer) = (usize::from(ask.group), FREEZER_FDS * usize::from(ask.freezer));
-    if fds.len()
-        != FIXED_FDS + ask.cgroups + group + oom + freezer + usize::from(root.directory) + root.volumes.len()
-    {
+    let root = &ask.root;
+    let (group, disk, directory) =
+        (usize::from(ask.group), usize::from(root.disk), usize::from(root.directory));
+    if fds.len() != FIXED_FDS + group + disk + directory + root.volumes.len() {
         return;
     }
-    let mut rest = fds.split_off(FIXED_FDS);
+    let mut disk_mount = fds.split_off(FIXED_FDS); // after the group's directory
     let (Some(listener), Some(control), Some(ready)) = (fds.pop(), fds.pop(), fds.pop()) else { return };
-    let mut more = rest.split_off(ask.cgroups).split_off(group);
-    if in_group {
-        rest.clear();
-    }
-    let mut freezer_files = more.split_off(oom);
-    let mut trees = freezer_files.split_off(freezer);
-    let freezer = serve::Freezer::new(freezer_files);
-    let (cgroups, oom_events) = (rest, more.pop());
-    let volumes = trees.split_off(usize::from(root.directory));
-    match setup(&ask, &cgroups, trees.pop(), volumes, binds, filter) {
-        Ok(Inside { proxy, spool, upper }) => {
-            let layers = [
-                "userns", "mntns", "pidns", "ipcns", "utsns", "netns", "cgroupns", "overlay", "nocaps",
-                "seccomp",
-            ];
-            let mut layers: Vec<String> = layers.map(String::from).into();
-            if landlock::version().is_some() {
-                layers.push("landlock".into());
-            }
+    let mut disk_mount = disk_mount.split_off(group);
+    let mut trees = disk_mount.split_off(disk);
+    let volumes = trees.split_off(directory);
+    let mounts = Mounts { disk: disk_mount.pop(), directory: trees.pop(), volumes };
+    match setup(&ask, (ready.as_fd(), in_group), mounts, skeleton, binds, filter) {
+        Ok(Inside { proxy, spool, upper, joined: Joined { oom_events, freezer, watch }, oom_score }) => {
             let pass: Vec<BorrowedFd<'_>> = proxy.iter().map(|p| p.as_fd()).collect();
-            reply(ready.as_fd(), &Ready::Up { layers }, &pass);
-            drop((ready, cgroups));
-            let kept: Vec<&OwnedFd> = [&control, &listener, &spool, &upper]
-                .into_iter()
-                .chain(proxy.as_ref())
-                .chain(oom_events.as_ref())
-                .chain(freezer.iter().flat_map(|freezer| freezer.files()))
-                .collect();
+            reply(ready.as_fd(), &Ready::Up, &pass);
+            drop(ready);
+            let kept = [control.as_fd(), listener.as_fd(), spool.as_fd(), upper.as_fd()].into_iter();
+            let kept = kept.chain(proxy.iter().chain(&oom_events).map(AsFd::as_fd));
+            let kept = kept.chain(freezer.iter().flat_map(|freezer| freezer.files().map(AsFd::as_fd)));
+            let kept: Vec<BorrowedFd<'_>> = kept.chain(oom_score.as_ref().map(AsFd::as_fd)).collect();
             keep_only(&kept);
             serve::run(serve::Config {
                 env: ask.env,
@@ -78,8 +59,7 @@ pub fn sandbox(
                 attempt: ask.attempt,
                 token: None,
                 processes: ask.processes,
-                layer: Some(ask.root.layer),
-                watch: ask.watch,
+                watch,
                 control: Some(control),
                 listener: Some(listener),
                 proxy,
@@ -87,6 +67,7 @@ pub fn sandbox(
                 upper: Some(upper),
                 oom_events,
                 freezer,
+                oom_score,
                 landlock: true,
             })
         }
@@ -97,11 +78,48 @@ pub fn sandbox(
     }
 }
 
+/// Mounts that were made for this sandbox alone.
+struct Mounts {
+    disk: Option<OwnedFd>,
+    directory: Option<OwnedFd>,
+    volumes: Vec<OwnedFd>,
+}
+
 struct Inside {
     proxy: Option<OwnedFd>,
     spool: OwnedFd,
     /// The upper layer's directory, for the disk watch.
     upper: OwnedFd,
+    joined: Joined,
+    oom_score: Option<OomScore>,
+}
+
+/// What came with the sandbox's groups.
+struct Joined {
+    oom_events: Option<OwnedFd>,
+    freezer: Option<Freezer>,
+    watch: Watch,
+}
+
+/// What isolates a sandbox, by the names that users see.
+pub fn isolation() -> Vec<String> {
+    let always =
+        ["userns", "mntns", "pidns", "ipcns", "utsns", "netns", "cgroupns", "overlay", "nocaps", "seccomp"];
+    always.into_iter().chain(landlock::version().map(|_| "landlock")).map(String::from).collect()
+}
+
+/// Joins the groups, which may have been made meanwhile, unless it was born in them.
+fn join_groups(channel: BorrowedFd<'_>, in_group: bool) -> Result<Joined> {
+    let mut buffer = [0; 1024];
+    let gone = Failure { step: "join cgroup".into(), errno: libc::EPIPE };
+    let (Groups { oom_events, freezer, watch }, mut fds) = receive(channel, &mut buffer).ok_or(gone)?;
+    let freezer = if freezer { fds.split_off(fds.len().saturating_sub(FREEZER_FDS)) } else { Vec::new() };
+    let oom_events = if oom_events { fds.pop() } else { None };
+    for group in fds.iter().filter(|_| !in_group) {
+        // "0" is the caller. In v1 this is the `tasks` file, which for one thread needs no global lock.
+        rustix::io::write(group, b"0").step("join cgroup")?;
+    }
+    Ok(Joined { oom_events, freezer: Freezer::new(freezer), watch })
 }
 
 fn open_dir(path: &str) -> rustix::io::Result<OwnedFd> {
@@ -110,23 +128,22 @@ fn open_dir(path: &str) -> rustix::io::Result<OwnedFd> {
 
 fn setup(
     ask: &SandboxAsk,
-    cgroups: &[OwnedFd],
-    directory: Option<OwnedFd>,
-    volumes: Vec<OwnedFd>,
+    (channel, in_group): (BorrowedFd<'_>, bool),
+    mounts: Mounts,
+    skeleton: &str,
     binds: &[BoundTree],
     filter: &[sock_filter],
 ) -> Result<Inside> {
-    map_id(INSIDE_ID, 0, 0).step("id map")?;
+    map_id(ask.id, 0, 0).step("id map")?;
     unshare(libc::CLONE_NEWNET).step("network namespace")?;
     socket::loopback_up().step("loopback")?;
-    for cgroup in cgroups {
-        // "0" is the caller. In v1 this is the `tasks` file, which for one thread needs no global lock.
-        rustix::io::write(cgroup, b"0").step("join cgroup")?;
-    }
+    let joined = join_groups(channel, in_group)?;
     unshare(libc::CLONE_NEWCGROUP).step("cgroup namespace")?;
     let spool = open_dir(&format!("/state/{}", ask.root.spool)).step("spool")?;
-    let upper = open_dir(&format!("/state/{}", ask.root.upper)).step("upper layer")?;
-    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
+    if let Some(disk) = mounts.disk {
+        attach(disk, "/disk").step("disk")?;
+    }
+    let upper = open_dir(&own(&ask.root, &ask.root.upper)).step("upper layer")?;
 
     if !ask.root.host_trees {
         // In the layer itself, where these folders are ours whoever owns those of an image or directory below. What can't be
@@ -139,7 +156,7 @@ fn setup(
             let _ = rustix::fs::fchmod(&tmp, Mode::from_raw_mode(0o1777));
         }
     }
-    attach(root_overlay(&ask.root, directory)?, "/new").step("root")?;
+    attach(overlay_of(&ask.root, skeleton, mounts.directory)?, "/new").step("root")?;
     let root = rustix::fs::open("/new", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .step("root")?;
     if ask.root.host_trees {
@@ -152,7 +169,7 @@ fn setup(
             make_below(root.as_fd(), dir)?;
         }
     }
-    for (path, volume) in ask.root.volumes.iter().zip(volumes) {
+    for (path, volume) in ask.root.volumes.iter().zip(mounts.volumes) {
         make_below(root.as_fd(), path)?;
         attach_below(volume.as_fd(), root.as_fd(), path).step("volume")?;
     }
@@ -176,90 +193,9 @@ fn setup(
     rustix::system::sethostname(ask.hostname.as_bytes()).step("hostname")?;
     let _ = rustix::process::setsid();
     let proxy = ask.proxy_port.map(socket::listen_loopback).transpose().step("proxy socket")?;
+    let oom_score = OomScore::open();
     set_dumpable(false).step("dumpable")?;
     drop_capabilities().step("capabilities")?;
     seccomp::install(filter).step("seccomp")?;
-    Ok(Inside { proxy, spool, upper })
-}
-
-/// The sandbox's root as a detached mount: upper over its layers over the skeleton.
-///
-/// A directory of the host is attached at `/lower` to have a path: only for a process with a mount namespace of its own.
-fn root_overlay(root: &RootAsk, directory: Option<OwnedFd>) -> Result<OwnedFd> {
-    let mut lower: Vec<String> = root.lower.iter().map(|layer| format!("/state/{layer}")).collect();
-    if let Some(directory) = directory {
-        attach(directory, "/lower").step("directory")?;
-        lower.push("/lower".into());
-    }
-    // The provider's files are below an image's own: it is the variables that lead to them.
-    lower.push(if root.host_trees { "/skel" } else { "/extra" }.into());
-    overlay(&format!("/state/{}", root.upper), &format!("/state/{}", root.work), &lower).step("overlay")
-}
-
-/// A directory in an image's root, for something to be mounted on. Links on the way are refused.
-fn make_below(root: BorrowedFd<'_>, path: &str) -> Result<()> {
-    let mut dir = rustix::io::dup(root).step("mount point")?;
-    for part in path.split('/').filter(|part| !part.is_empty()) {
-        match rustix::fs::mkdirat(&dir, part, Mode::from_raw_mode(0o755)) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(e) => return Err(e).step("mount point"),
-        }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        dir = rustix::fs::openat2(&dir, part, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
-            .step("mount point")?;
-    }
-    Ok(())
-}
-
-/// Runs in a plain fork of the zygote: makes the new root there, enters the sandbox's namespaces and swaps it in. pivot_root
-/// moves every process whose root is the old one, which is the guest alone: the sandbox is quiet. The namespaces come from
-/// the guest as descriptors, since it can't be looked into from outside.
-pub fn restack(root: &RootAsk, fds: Vec<OwnedFd>, binds: &[BoundTree]) {
-    let mut fds = fds.into_iter();
-    let (Some(result), Some(user), Some(mount)) = (fds.next(), fds.next(), fds.next()) else { return };
-    let mut swap = || -> Result<()> {
-        let directory = fds.next();
-        if directory.is_some() {
-            unshare(libc::CLONE_NEWNS).step("mount namespace")?; // the zygote's own is shared
-        }
-        let new = root_overlay(root, directory)?;
-        rustix::thread::move_into_link_name_space(user.as_fd(), Some(LinkNameSpaceType::User))
-            .step("enter user namespace")?;
-        rustix::thread::move_into_link_name_space(mount.as_fd(), Some(LinkNameSpaceType::Mount))
-            .step("enter mount namespace")?;
-        let mut trees = vec![
-            ("proc", clone_tree("/proc", true).step("proc")?),
-            ("dev", clone_tree("/dev", true).step("dev")?),
-        ];
-        if root.host_trees {
-            for bind in binds {
-                trees.push((bind.path.as_str(), clone_tree(&bind.path, true).step("bind")?));
-            }
-        }
-        for path in &root.volumes {
-            trees.push((path.as_str(), clone_tree(path, true).step("volume")?));
-        }
-        // On /dev, because the sandbox can neither remove nor rename it.
-        let below = rustix::io::dup(new.as_fd()).step("root")?;
-        attach(new, "/dev").step("new root")?;
-        let fill = || -> Result<()> {
-            for (path, tree) in trees {
-                if root.volumes.iter().any(|volume| volume == path) {
-                    make_below(below.as_fd(), path)?;
-                }
-                attach_below(tree.as_fd(), below.as_fd(), path).step(path)?;
-            }
-            rustix::process::fchdir(below.as_fd()).step("chdir")?;
-            pivot_here().step("pivot_root")
-        };
-        fill().inspect_err(|_| {
-            // The old root goes on: what lies on its /dev must go.
-            let _ = rustix::mount::unmount("/dev", rustix::mount::UnmountFlags::DETACH);
-        })
-    };
-    let outcome = match swap() {
-        Ok(()) => WorkResult::Done { bytes: 0, entries: 0 },
-        Err(Failure { step, errno }) => WorkResult::Failed { step, errno },
-    };
-    reply(result.as_fd(), &outcome, &[]);
+    Ok(Inside { proxy, spool, upper, joined, oom_score })
 }

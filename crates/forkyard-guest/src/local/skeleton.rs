@@ -1,55 +1,19 @@
 //! The lowest layer of the default root: empty directories, an /etc of its own, links as the host has them.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
-use forkyard_guest::zygote::Start;
+use forkyard_guest::zygote::{ETC, Start};
+use rustix::fs::{FlockOperation, Mode};
+use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 
+use crate::files::tree::OPEN_DIR;
 use crate::sys::mount::{attach, clone_tree};
 use crate::sys::{Result, Step};
 
-/// What of the host's /etc a sandbox sees: how programs are found, linked and localised, and whom TLS trusts. Never accounts,
-/// keys, tokens or the settings of services.
-const ETC: &[&str] = &[
-    "alternatives",
-    "bash.bashrc",
-    "ca-certificates",
-    "ca-certificates.conf",
-    "crypto-policies",
-    "debian_version",
-    "fonts",
-    "gai.conf",
-    "host.conf",
-    "inputrc",
-    "issue",
-    "java",
-    "ld.so.cache",
-    "ld.so.conf",
-    "ld.so.conf.d",
-    "localtime",
-    "locale.conf",
-    "lsb-release",
-    "magic",
-    "maven",
-    "mime.types",
-    "netconfig",
-    "os-release",
-    "perl",
-    "pki",
-    "protocols",
-    "python3",
-    "rpc",
-    "services",
-    "shells",
-    "ssl",
-    "terminfo",
-    "timezone",
-    "vim",
-    "xattr.conf",
-    "xdg",
-];
 /// Larger files of /etc are not what programs need to start.
 const MAX_ETC_FILE: u64 = 4 << 20;
 const ETC_DEPTH: usize = 6;
@@ -100,22 +64,54 @@ const DEVICE_LINKS: &[(&str, &str)] = &[
 /// Links of the host's root, as a merged /usr has them.
 const ROOT_LINKS: &[&str] = &["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
-/// The provider's own files, read while the state folder's path can still be walked.
-pub struct Extra {
+/// The provider's own files.
+struct Extra {
     path: String,
     data: Vec<u8>,
     mode: u32,
 }
 
-pub fn read_files(start: &Start) -> Result<Vec<Extra>> {
+fn read_files(dir: &str, start: &Start) -> Result<Vec<Extra>> {
     let read = |file: &forkyard_guest::zygote::SkeletonFile| {
-        let data = fs::read(format!("{}/skeleton/{}", start.state, file.index)).step("skeleton file")?;
+        let data =
+            fs::read(format!("{dir}/{}.files/{}", start.skeleton, file.index)).step("skeleton file")?;
         Ok(Extra { path: file.path.clone(), data, mode: file.mode })
     };
     start.files.iter().map(read).collect()
 }
 
-pub fn build(dir: &str, files: &[Extra]) -> Result<()> {
+/// The skeleton in `dir` that `start` names, made if it is not there: `root` for the default root, with a place for each of
+/// `trees`, and `extra` for others. It is locked for as long as what is returned is open.
+pub fn open(dir: &str, start: &Start, trees: &[&str]) -> Result<OwnedFd> {
+    let path = format!("{dir}/{}", start.skeleton);
+    loop {
+        match rustix::fs::open(&path, OPEN_DIR, Mode::empty()) {
+            Ok(opened) => {
+                rustix::fs::flock(&opened, FlockOperation::LockShared).step("skeleton")?;
+                // Removed between the two calls: somebody thought it old.
+                if rustix::fs::stat(format!("{path}/extra")).is_ok() {
+                    return Ok(opened);
+                }
+            }
+            Err(Errno::NOENT) => {}
+            Err(e) => return Err(e).step("skeleton"),
+        }
+        let part = format!("{path}.part{}", std::process::id());
+        let files = read_files(dir, start)?;
+        let _ = crate::files::tree::remove(&part);
+        build(&format!("{part}/root"), &files)?;
+        for tree in trees {
+            fs::create_dir_all(format!("{part}/root{tree}")).step("mount point")?;
+        }
+        fs::create_dir_all(format!("{part}/extra")).step("skeleton")?;
+        add_files(&format!("{part}/extra"), &files)?;
+        if fs::rename(&part, &path).is_err() {
+            crate::files::tree::remove(&part)?; // another process was quicker
+        }
+    }
+}
+
+fn build(dir: &str, files: &[Extra]) -> Result<()> {
     for name in DIRS {
         fs::create_dir_all(format!("{dir}/{name}")).step("skeleton")?;
     }
@@ -143,7 +139,7 @@ pub fn build(dir: &str, files: &[Extra]) -> Result<()> {
 }
 
 /// The provider's own files alone: all that a root which is not ours gets.
-pub fn add_files(dir: &str, files: &[Extra]) -> Result<()> {
+fn add_files(dir: &str, files: &[Extra]) -> Result<()> {
     for file in files {
         let path = format!("{dir}/{}", file.path.trim_start_matches('/'));
         if let Some(parent) = Path::new(&path).parent() {
@@ -173,11 +169,6 @@ fn copy(from: &Path, to: &Path, depth: usize) {
     } else if meta.is_file() && meta.len() <= MAX_ETC_FILE {
         let _ = fs::copy(from, to);
     }
-}
-
-/// A place in the skeleton where the tree `path` will be mounted.
-pub fn mount_point(skeleton: &str, path: &str) -> Result<()> {
-    fs::create_dir_all(format!("{skeleton}{path}")).step("mount point")
 }
 
 pub fn build_dev(dir: &str) -> Result<()> {

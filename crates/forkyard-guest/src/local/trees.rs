@@ -1,24 +1,20 @@
 //! Folders of the host that one sandbox gets: volumes, or the directory that its root starts from. A process of its own for
 //! each question, since the zygote has left the host's mounts behind: it answers with detached mounts and ends.
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::ExitCode;
 
 use forkyard_guest::zygote::{MAX_MESSAGE, Tree, TreesAnswer, TreesAsk};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
-use rustix::mount::{MountAttrFlags, OpenTreeFlags, open_tree};
+use rustix::mount::MountAttrFlags;
 
-use super::{receive, reply};
-use crate::sys::mount::{make_all_private, map_owner, set_attributes};
+use super::{receive, reply, take_socket};
+use crate::sys::mount::{clone_tree_at, make_all_private, map_owner, set_attributes};
 use crate::sys::process::{Cloned, clone_with, map_id, unshare};
 use crate::sys::{Failure, Result, Step, check};
 
-pub fn run(answer: &str) -> ExitCode {
-    let Some(number) = answer.parse::<RawFd>().ok().filter(|number| *number > 2) else {
-        return ExitCode::FAILURE;
-    };
-    // SAFETY: the parent left the socket there and nobody else in this process knows of it.
-    let socket = unsafe { OwnedFd::from_raw_fd(number) };
+pub fn run() -> ExitCode {
+    let Ok(socket) = take_socket() else { return ExitCode::FAILURE };
     let mut buffer = vec![0; MAX_MESSAGE];
     let Some((ask, _)) = receive::<TreesAsk>(socket.as_fd(), &mut buffer) else { return ExitCode::FAILURE };
     match clone_all(&ask) {
@@ -50,12 +46,7 @@ fn clone_one(tree: &Tree, shown_as: Option<u32>) -> Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let dir =
         openat2(CWD, tree.path.as_str(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS).step(&tree.path)?;
-    let mut flags =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    if tree.below {
-        flags |= OpenTreeFlags::AT_RECURSIVE;
-    }
-    let mount = open_tree(&dir, "", flags).step(&tree.path)?;
+    let mount = clone_tree_at(dir.as_fd(), tree.below).step(&tree.path)?;
     let mut attrs = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
     if !tree.writable {
         attrs |= MountAttrFlags::MOUNT_ATTR_RDONLY;

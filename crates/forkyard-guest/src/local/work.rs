@@ -17,11 +17,17 @@ pub fn run(work: Work, fds: Vec<OwnedFd>) {
     let outcome = match work {
         Work::Remove { path } => tree::remove(&at(&path)).map(|()| WorkResult::Done { bytes: 0, entries: 0 }),
         Work::Measure { path } => tree::measure(&at(&path)).map(done),
-        Work::Copy { from, to, limit_ms } => match tree::copy(&at(&from), &at(&to), Some(limit_ms)) {
-            Ok(Some(size)) => Ok(done(size)),
-            Ok(None) => Ok(WorkResult::TimedOut),
-            Err(e) => Err(e),
-        },
+        Work::Copy { from, to, limit_ms } => {
+            let from = match from {
+                Some(path) => tree::open(&at(&path)),
+                None => fds.next().ok_or_else(missing),
+            };
+            match from.and_then(|from| tree::copy(from.as_fd(), &at(&to), Some(limit_ms))) {
+                Ok(Some(size)) => Ok(done(size)),
+                Ok(None) => Ok(WorkResult::TimedOut),
+                Err(e) => Err(e),
+            }
+        }
         Work::Merge { layers, to } => {
             let layers: Vec<String> = layers.iter().map(|layer| at(layer)).collect();
             merge::merge(&layers, &at(&to)).map(done)
@@ -55,5 +61,5 @@ fn unpacked(result: Option<Result<tree::Size, Refusal>>) -> crate::sys::Result<W
 }
 
 fn missing() -> Failure {
-    Failure { step: "descriptor of the archive".into(), errno: libc::EBADF }
+    Failure { step: "descriptor".into(), errno: libc::EBADF }
 }

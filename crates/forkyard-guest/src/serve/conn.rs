@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::outbox::Outbox;
 use crate::files::write::Upload;
+use crate::sys::socket;
 
 /// Read at once; a request is usually much smaller, a file's part four times as big.
 const READ_SIZE: usize = 64 << 10;
@@ -22,6 +23,8 @@ pub struct Conn {
     /// Whether the loop is told when the socket can be written.
     pub wants_write: bool,
     pub uploads: HashMap<u32, Upload>,
+    /// A descriptor that came with the last bytes.
+    pub passed: Option<OwnedFd>,
     input: Vec<u8>,
 }
 
@@ -31,19 +34,30 @@ pub struct Closed;
 
 impl Conn {
     pub fn new(socket: OwnedFd, out: Outbox) -> Conn {
-        Conn { socket, out, attempt: None, wants_write: false, uploads: HashMap::new(), input: Vec::new() }
+        Conn {
+            socket,
+            out,
+            attempt: None,
+            wants_write: false,
+            uploads: HashMap::new(),
+            passed: None,
+            input: Vec::new(),
+        }
     }
 
     /// Reads once. Ok(false): nothing there for now.
     pub fn fill(&mut self) -> Result<bool, Closed> {
         let start = self.input.len();
         self.input.resize(start + READ_SIZE, 0);
-        let result = rustix::io::read(self.socket.as_fd(), &mut self.input[start..]);
-        self.input.truncate(start + *result.as_ref().unwrap_or(&0));
+        let result = socket::receive(self.socket.as_fd(), &mut self.input[start..]);
+        self.input.truncate(start + result.as_ref().map_or(0, |(n, _)| *n));
         match result {
-            Ok(0) => Err(Closed),
-            Ok(_) => Ok(true),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+            Ok((0, _)) => Err(Closed),
+            Ok((_, mut fds)) => {
+                self.passed = fds.pop().or(self.passed.take());
+                Ok(true)
+            }
+            Err(Errno::AGAIN) => Ok(false),
             Err(_) => Err(Closed),
         }
     }

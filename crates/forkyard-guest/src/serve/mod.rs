@@ -5,11 +5,15 @@ mod conn;
 mod freezer;
 mod job;
 mod outbox;
+mod owners;
 mod procs;
+mod quiet;
+mod running;
 mod server;
 mod spawn;
 mod spool;
 mod watch;
+mod work;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -20,6 +24,7 @@ use serde::Deserialize;
 
 pub use freezer::Freezer;
 pub use outbox::Outbox;
+pub use spawn::OomScore;
 
 /// What a guest needs to know. In a local sandbox the zygote fills it in.
 pub struct Config {
@@ -31,7 +36,6 @@ pub struct Config {
     pub token: Option<String>,
     /// Most processes of the user, for the commands.
     pub processes: u32,
-    pub layer: Option<String>,
     pub watch: Watch,
     pub control: Option<OwnedFd>,
     pub listener: Option<OwnedFd>,
@@ -42,6 +46,7 @@ pub struct Config {
     pub oom_events: Option<OwnedFd>,
     /// Without one, commands are paused by signals.
     pub freezer: Option<Freezer>,
+    pub oom_score: Option<OomScore>,
     pub landlock: bool,
 }
 
@@ -85,6 +90,7 @@ pub fn container(socket: &str) -> ExitCode {
             Ok(Err(e)) => return fail(format!("FORKYARD_GUEST: {e}")),
             Err(_) => return fail("FORKYARD_GUEST is not set".into()),
         };
+    let oom_score = OomScore::open();
     if let Err(e) = crate::sys::process::set_dumpable(false) {
         return fail(format!("can't close itself to the commands: {e}"));
     }
@@ -118,7 +124,6 @@ pub fn container(socket: &str) -> ExitCode {
         attempt: config.attempt,
         token: Some(config.token),
         processes: config.processes.unwrap_or(most).min(most),
-        layer: None,
         watch: Watch { disk_bytes: config.disk.map(|(_, bytes)| bytes), ..Default::default() },
         control: None,
         listener: Some(listener.into()),
@@ -127,6 +132,7 @@ pub fn container(socket: &str) -> ExitCode {
         upper,
         oom_events: None,
         freezer: None,
+        oom_score,
         landlock: false,
     })
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::FileExt;
 
 use crate::sys::landlock;
 
@@ -11,6 +12,8 @@ const STACK_SIZE: usize = 64 << 10;
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 /// Soft and hard bound on open files of a command: many tools raise the soft one to the hard one and then loop over it.
 const OPEN_FILES: libc::rlimit = libc::rlimit { rlim_cur: 65_536, rlim_max: 65_536 };
+/// Of 1000, for which the kernel would choose it whatever its size.
+const COMMAND_SCORE: &[u8] = b"500";
 const CORE_FILES: libc::rlimit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
 
 /// Where it failed; the caller words it.
@@ -59,6 +62,35 @@ struct Plan {
 
 pub struct Spawner {
     stack: Vec<u128>,
+    score: Option<OomScore>,
+}
+
+/// When memory is short the kernel's choice is a command, before the guest and before anything of the host. A command inherits
+/// its score, and can't lower it below the guest's own.
+pub struct OomScore {
+    file: std::fs::File,
+    own: Vec<u8>,
+}
+
+impl OomScore {
+    /// Only as long as the process is open to itself: see `set_dumpable`.
+    pub fn open() -> Option<OomScore> {
+        let file = std::fs::File::options().read(true).write(true).open("/proc/self/oom_score_adj").ok()?;
+        let mut own = vec![0; 16];
+        let length = file.read_at(&mut own, 0).ok()?;
+        own.truncate(length);
+        Some(OomScore { file, own })
+    }
+
+    fn set(&self, value: &[u8]) {
+        let _ = self.file.write_at(value, 0);
+    }
+}
+
+impl std::os::fd::AsFd for OomScore {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 fn errno() -> i32 {
@@ -67,8 +99,8 @@ fn errno() -> i32 {
 }
 
 impl Spawner {
-    pub fn new() -> Spawner {
-        Spawner { stack: vec![0; STACK_SIZE / size_of::<u128>()] }
+    pub fn new(score: Option<OomScore>) -> Spawner {
+        Spawner { stack: vec![0; STACK_SIZE / size_of::<u128>()], score }
     }
 
     /// Returns the pid once the program runs (or has failed to).
@@ -103,14 +135,21 @@ impl Spawner {
             failed: None,
         };
         let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        if let Some(score) = &self.score {
+            score.set(COMMAND_SCORE);
+        }
         // SAFETY: CLONE_VFORK keeps this thread (and thus `plan` and the stack) in place until the child has exec'd or ended;
         // the stack pointer is the aligned end of memory that we own; the child only makes system calls.
         let pid = unsafe {
             let top = self.stack.as_mut_ptr().add(self.stack.len());
             libc::clone(child, top.cast::<c_void>(), flags, (&raw mut plan).cast::<c_void>())
         };
+        let why = errno();
+        if let Some(score) = &self.score {
+            score.set(&score.own);
+        }
         if pid < 0 {
-            return Err(SpawnError { stage: Stage::Clone, errno: errno() });
+            return Err(SpawnError { stage: Stage::Clone, errno: why });
         }
         match plan.failed {
             Some((stage, errno)) => Err(SpawnError { stage, errno }),

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forkyard_guest::zygote::Watch;
@@ -44,11 +44,20 @@ struct CpuSample {
 
 /// Shared with the thread that measures.
 pub struct Disk {
-    upper: Option<OwnedFd>,
+    layers: Mutex<Layers>,
     /// The newest measurement, until it is judged.
     measured: Mutex<Option<Measured>>,
     free_then: AtomicU64,
     busy: AtomicBool,
+}
+
+/// What the sandbox wrote: the layer that it writes to now, and those that snapshots have sealed. Only the first can change.
+#[derive(Default)]
+struct Layers {
+    live: Option<Arc<OwnedFd>>,
+    /// Sealed since the last measurement.
+    unmeasured: Vec<Arc<OwnedFd>>,
+    sealed_bytes: u64,
 }
 
 struct Measured {
@@ -116,7 +125,7 @@ impl Watchdog {
             ticks_per_second: rustix::param::clock_ticks_per_second(),
             cpu: None,
             disk: Arc::new(Disk {
-                upper,
+                layers: Mutex::new(Layers { live: upper.map(Arc::new), ..Layers::default() }),
                 measured: Mutex::default(),
                 free_then: AtomicU64::new(u64::MAX),
                 busy: AtomicBool::new(false),
@@ -125,6 +134,13 @@ impl Watchdog {
             looks: 0,
             dying: Vec::new(),
         }
+    }
+
+    /// A snapshot has sealed the layer; this is the new one. What was sealed goes on to count.
+    pub fn go_on_in(&mut self, upper: OwnedFd) {
+        let mut layers = self.disk.layers();
+        let sealed = layers.live.replace(Arc::new(upper));
+        layers.unmeasured.extend(sealed);
     }
 
     /// Commands start where nothing ran.
@@ -197,12 +213,12 @@ impl Watchdog {
     /// Judges the last measurement; starts a new one if the disk moved, or if the last one needs another to confirm it.
     fn disk_is_over(&mut self) -> bool {
         let disk = &self.disk;
-        let (Some(limit), Some(upper)) = (self.limits.disk_bytes, &disk.upper) else { return false };
+        let (Some(limit), Some(upper)) = (self.limits.disk_bytes, disk.live()) else { return false };
         let measured = disk.measured.lock().unwrap_or_else(PoisonError::into_inner).take();
         if measured.is_some_and(|measured| self.judge.take(&measured)) {
             return true;
         }
-        let free = rustix::fs::fstatvfs(upper.as_fd()).map_or(0, |s| s.f_bavail * s.f_frsize);
+        let free = rustix::fs::fstatvfs(&*upper).map_or(0, |s| s.f_bavail * s.f_frsize);
         let moved = disk.free_then.load(Ordering::Relaxed).abs_diff(free) > limit / DISK_SLACK_DIVISOR;
         let due = moved
             || self.judge.allowed.is_none()
@@ -223,25 +239,53 @@ impl Watchdog {
         false
     }
 
+    /// The directory of the layer that is written to.
+    pub fn upper(&self) -> Option<Arc<OwnedFd>> {
+        self.disk.live()
+    }
+
     pub fn disk(&self) -> Arc<Disk> {
         Arc::clone(&self.disk)
     }
 }
 
 impl Disk {
-    /// Walks the layer. Folders that their owner closed are read all the same: this thread alone raises that right.
+    fn layers(&self) -> MutexGuard<'_, Layers> {
+        self.layers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live(&self) -> Option<Arc<OwnedFd>> {
+        self.layers().live.clone()
+    }
+
+    /// Walks the layers. Folders that their owner closed are read all the same: this thread alone raises that right.
     pub fn measure(&self) -> u64 {
-        let Some(upper) = &self.upper else { return 0 };
+        let (live, sealed) = {
+            let layers = self.layers();
+            (layers.live.clone(), layers.unmeasured.clone())
+        };
         let raised = crate::sys::process::set_capabilities(true).is_ok();
-        let size = crate::files::tree::measure_at(upper.as_fd()).map_or(0, |size| size.bytes);
+        let size = |dir: &OwnedFd| crate::files::tree::measure_at(dir.as_fd()).map_or(0, |size| size.bytes);
+        let sealed: Vec<(Arc<OwnedFd>, u64)> =
+            sealed.into_iter().map(|dir| (dir.clone(), size(&dir))).collect();
+        let live = live.map_or(0, |dir| size(&dir));
         if raised {
             let _ = crate::sys::process::set_capabilities(false);
         }
-        size
+        let mut layers = self.layers();
+        for (dir, bytes) in sealed {
+            // Another thread may have measured it too: it counts once.
+            let before = layers.unmeasured.len();
+            layers.unmeasured.retain(|other| !Arc::ptr_eq(other, &dir));
+            if layers.unmeasured.len() < before {
+                layers.sealed_bytes += bytes;
+            }
+        }
+        live + layers.sealed_bytes
     }
 
     pub fn has_upper(&self) -> bool {
-        self.upper.is_some()
+        self.layers().live.is_some()
     }
 }
 

@@ -41,6 +41,16 @@ pub fn clone_tree(path: &str, recursive: bool) -> Result<OwnedFd> {
     open_tree(CWD, path, flags)
 }
 
+/// The same of the directory that is open.
+pub fn clone_tree_at(dir: BorrowedFd<'_>, recursive: bool) -> Result<OwnedFd> {
+    let mut flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    if recursive {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    open_tree(dir, "", flags)
+}
+
 /// Attaches a detached mount at a path that only this process could have made.
 pub fn attach(mount: OwnedFd, path: &str) -> Result<()> {
     move_mount(mount.as_fd(), "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)

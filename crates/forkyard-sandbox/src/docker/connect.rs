@@ -46,10 +46,9 @@ pub async fn guest(run: &Path, attempt: Attempt, token: &str) -> Result<GuestCli
     stream.set_nonblocking(true).map_err(nobody)?;
     let stream = tokio::net::UnixStream::from_std(stream).map_err(nobody)?;
     let greeting = GuestClient::connect(stream, attempt, Some(token.to_string()));
-    let (client, _) = tokio::time::timeout(ANSWER_WITHIN, greeting)
+    tokio::time::timeout(ANSWER_WITHIN, greeting)
         .await
-        .map_err(|_| SandboxError::new(ErrorKind::Timeout, "the guest does not answer in time"))??;
-    Ok(client)
+        .map_err(|_| SandboxError::new(ErrorKind::Timeout, "the guest does not answer in time"))?
 }
 
 /// The listening socket inside that the egress proxy serves, passed out on a connection of its own.

@@ -99,11 +99,6 @@ impl DockerProvider {
         };
         Ok(DockerProvider { inner: Arc::new(inner) })
     }
-
-    /// Removes what dead sandboxes and interrupted work left behind. Safe beside other processes on the same state folder.
-    pub async fn sweep(&self) -> Result<()> {
-        self.inner.sweep().await
-    }
 }
 
 #[async_trait]
@@ -156,5 +151,8 @@ impl Provider for DockerProvider {
     }
     async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
         snapshot::import(&self.inner.home, id, from, self.inner.user).await
+    }
+    async fn sweep(&self) -> Result<()> {
+        self.inner.sweep().await
     }
 }

@@ -97,7 +97,7 @@ impl DockerSandbox {
     /// Nothing runs and nothing is written while the volumes are read: the guest holds new work back, and the engine freezes
     /// what is running.
     async fn take(&self, id: &SnapshotId, labels: &Labels, guest: &GuestClient) -> Result<SnapshotInfo> {
-        let busy = guest.quiesce().await?;
+        let busy = guest.quiesce().await?.busy;
         let inner = &self.inner;
         let name = inner.container(&self.id);
         let record = SnapshotRecord {
@@ -251,7 +251,7 @@ impl Sandbox for DockerSandbox {
         let guest = self.guest().await?;
         let taken = self.take(id, labels, &guest).await;
         // If the connection is gone, the guest has thawed by itself.
-        let thawed = guest.thaw(None).await;
+        let thawed = guest.thaw().await;
         let info = taken?;
         thawed?;
         Ok(info)

@@ -6,10 +6,12 @@
 use super::internal::INTERNAL_HOST;
 use crate::{InsideFile, PROXY_ADDRESS};
 
-/// The bundle's place inside: Debian's, which most tools look for by themselves.
-pub const CA_BUNDLE_PATH: &str = "/etc/ssl/certs/ca-certificates.crt";
+/// The bundle's place inside, which no image has: an image's own bundle may hide the other one.
+pub const CA_BUNDLE_PATH: &str = "/etc/forkyard/ca-bundle.crt";
+/// Debian's place for it, where tools look that heed no variable.
+const DEBIAN_BUNDLE_PATH: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// Forkyard's certificate alone, for tools that add to their own roots.
-pub const CA_CERTIFICATE_PATH: &str = "/etc/ssl/certs/forkyard-egress.pem";
+pub const CA_CERTIFICATE_PATH: &str = "/etc/forkyard/ca.crt";
 const GIT_CONFIG_PATH: &str = "/etc/gitconfig";
 
 /// `host_bundle` is the host's own CA bundle (PEM), `certificate` Forkyard's.
@@ -19,7 +21,8 @@ pub fn files(host_bundle: &str, certificate: &str) -> Vec<InsideFile> {
     let file =
         |path: &str, data: String| InsideFile { path: path.into(), mode: 0o644, data: data.into_bytes() };
     vec![
-        file(CA_BUNDLE_PATH, bundle),
+        file(CA_BUNDLE_PATH, bundle.clone()),
+        file(DEBIAN_BUNDLE_PATH, bundle),
         file(CA_CERTIFICATE_PATH, certificate.to_string()),
         file(GIT_CONFIG_PATH, git_config()),
     ]
@@ -114,7 +117,8 @@ mod tests {
     fn the_bundle_holds_both_and_names_are_unique() {
         let files = files("HOST", "OURS\n");
         assert_eq!(files[0].data, b"HOST\nOURS\n");
-        assert_eq!(files[1].data, b"OURS\n");
+        assert_eq!(files[1].data, b"HOST\nOURS\n");
+        assert_eq!(files[2].data, b"OURS\n");
         let env = environment();
         let names: std::collections::BTreeSet<_> = env.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), env.len());

@@ -67,20 +67,18 @@ fn unexpected(answer: &Answer) -> SandboxError {
     SandboxError::new(ErrorKind::Unavailable, format!("the guest gave an answer that does not fit: {text}"))
 }
 
-/// What the guest said to our greeting.
-#[derive(Debug, Clone)]
-pub struct Welcome {
-    /// The name of its upper layer, where it has one.
+/// What the guest says when nothing changes any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quiet {
+    /// Processes are alive all the same.
+    pub busy: bool,
+    /// The number of the layer that its root writes to, where it has one.
     pub layer: Option<String>,
 }
 
 impl GuestClient {
     /// Greets the guest under an attempt. `Stale` if it knows a newer one.
-    pub async fn connect<S>(
-        stream: S,
-        attempt: Attempt,
-        token: Option<String>,
-    ) -> Result<(GuestClient, Welcome)>
+    pub async fn connect<S>(stream: S, attempt: Attempt, token: Option<String>) -> Result<GuestClient>
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
@@ -94,7 +92,7 @@ impl GuestClient {
         write: W,
         attempt: Attempt,
         token: Option<String>,
-    ) -> Result<(GuestClient, Welcome)>
+    ) -> Result<GuestClient>
     where
         R: AsyncRead + Send + 'static,
         W: AsyncWrite + Send + 'static,
@@ -107,7 +105,7 @@ impl GuestClient {
         let client = GuestClient { shared };
         let hello = Op::Hello { version: VERSION, attempt: attempt.0, token };
         match client.ask(hello, &[]).await? {
-            (Answer::Welcome { layer, .. }, _) => Ok((client, Welcome { layer })),
+            (Answer::Welcome { .. }, _) => Ok(client),
             (other, _) => Err(unexpected(&other)),
         }
     }
@@ -169,17 +167,16 @@ impl GuestClient {
         self.ask_done(Op::Resume, &[]).await
     }
 
-    /// Nothing starts and nothing is written until [`GuestClient::thaw`]. True if processes are alive all the same.
-    pub async fn quiesce(&self) -> Result<bool> {
+    /// Nothing starts and nothing is written until [`GuestClient::thaw`].
+    pub async fn quiesce(&self) -> Result<Quiet> {
         match self.ask(Op::Quiesce, &[]).await? {
-            (Answer::Quiet { busy }, _) => Ok(busy),
+            (Answer::Quiet { busy, layer }, _) => Ok(Quiet { busy, layer }),
             (other, _) => Err(unexpected(&other)),
         }
     }
 
-    /// `layer`: the root was replaced while it was quiet.
-    pub async fn thaw(&self, layer: Option<String>) -> Result<()> {
-        self.ask_done(Op::Thaw { layer }, &[]).await
+    pub async fn thaw(&self) -> Result<()> {
+        self.ask_done(Op::Thaw, &[]).await
     }
 
     /// Ends the sandbox; no answer comes.

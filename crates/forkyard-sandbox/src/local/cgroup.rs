@@ -1,5 +1,6 @@
 //! Limits by cgroup: version 2 where its controllers are, else version 1; as root or in a part that was delegated to us.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,7 @@ pub struct Enforced {
 }
 
 /// The groups of one sandbox.
+#[derive(Default)]
 pub struct Group {
     pub dirs: Vec<PathBuf>,
     /// Opened for a process to join by writing to them.
@@ -82,6 +84,11 @@ impl Cgroups {
         }
     }
 
+    /// Whether a process can be born in its group, which has to be there before it then.
+    pub fn births(&self) -> bool {
+        self.v2.is_some()
+    }
+
     /// Puts the helper of a provider that runs as root beside the sandboxes' groups, so that it may let sandboxes be born in them:
     /// for that the kernel asks for the right to move processes in the group above both. A user has it above all of its own.
     pub fn adopt(&self, helper: u32, owner: Option<u32>) {
@@ -94,17 +101,10 @@ impl Cgroups {
 
     /// What can't be made is left out: the caller sees it in `enforced`.
     /// `owner`: as whom the helper runs, if not as we do.
-    pub fn make(&self, id: &SandboxId, limits: &Limits, owner: Option<u32>) -> Group {
+    pub fn make(&self, tag: &str, id: &SandboxId, limits: &Limits, owner: Option<u32>) -> Group {
         // A name of its own for each start: the kernel may still be letting go of the last one.
-        let name = format!("{id}.{:08x}", super::state::unique() as u32);
-        let mut group = Group {
-            dirs: Vec::new(),
-            joins: Vec::new(),
-            dir: None,
-            oom_events: None,
-            freezer: Vec::new(),
-            enforced: Enforced::default(),
-        };
+        let name = format!("{tag}.{id}.{:08x}", super::state::unique() as u32);
+        let mut group = Group::default();
         let quota = (limits.cpus * CPU_PERIOD_US as f64).max(1000.0) as u64;
         // One more for the guest itself, and room for the threads that answer questions about files.
         let pids = u64::from(limits.processes) + 64;
@@ -159,19 +159,20 @@ impl Cgroups {
 }
 
 impl Cgroups {
-    /// Removes groups that a crash left: empty ones that are not just being filled. One in use refuses by itself.
-    pub fn sweep(&self) {
-        const OLD: std::time::Duration = std::time::Duration::from_secs(60);
+    /// Groups that carry this tag, by sandbox.
+    pub fn left(&self, tag: &str) -> BTreeMap<String, Vec<PathBuf>> {
+        let mut found: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
         let v2 = self.v2.as_ref().map(|(parent, _)| parent);
         for parent in v2.into_iter().chain([&self.memory, &self.cpu, &self.pids].into_iter().flatten()) {
             for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-                let age = entry.metadata().and_then(|m| m.modified()).ok().and_then(|at| at.elapsed().ok());
-                if entry.path().is_dir() && age.is_some_and(|age| age > OLD) {
-                    let _ = fs::remove_dir(entry.path().join(COMMANDS));
-                    let _ = fs::remove_dir(entry.path());
+                let name = entry.file_name();
+                let mut parts = name.to_str().unwrap_or_default().split('.');
+                if let (Some(true), Some(id)) = (parts.next().map(|part| part == tag), parts.next()) {
+                    found.entry(id.into()).or_default().push(entry.path());
                 }
             }
         }
+        found
     }
 }
 
@@ -364,7 +365,7 @@ mod machine {
             return None;
         }
         assert_eq!(found.version(), "v2");
-        let group = found.make(&SandboxId::new("machine").unwrap(), limits, None);
+        let group = found.make("tag", &SandboxId::new("machine").unwrap(), limits, None);
         let cpu = std::env::var("FORKYARD_MACHINE").unwrap() != "partly";
         assert_eq!(found.can(), Enforced { memory: true, cpu, processes: true });
         assert_eq!(group.enforced, found.can());

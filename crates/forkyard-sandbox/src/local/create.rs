@@ -7,15 +7,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forkyard_core::{Attempt, SandboxId};
-use forkyard_guest::protocol::Descriptors;
-use forkyard_guest::zygote::{Ask, RootAsk, SandboxAsk, Watch};
+use forkyard_guest::protocol::{Descriptors, Op};
+use forkyard_guest::zygote::{Ask, Groups, RootAsk, SandboxAsk, Watch};
 
 use super::cgroup::{Enforced, Group};
-use super::link::{self, SocketPath};
+use super::image::ImageConfig;
+use super::link::{self, Line, SocketPath};
 use super::sandbox::LocalSandbox;
 use super::state::{self, Meta};
 use super::zygote::unavailable;
-use super::{Inner, host_dirs, no_egress, status};
+use super::{Inner, disk, host_dirs, no_egress, status};
 use crate::guest_client::GuestClient;
 use crate::{
     Achieved, EgressHandle, ErrorKind, LimitMeans, Limits, NetworkMode, PROXY_ADDRESS, Result, Root, Sandbox,
@@ -37,6 +38,8 @@ const MAX_ENV_BYTES: usize = 64 << 10;
 /// Shared memory counts as memory and outlives who filled it, so a part must be left: else the kernel's next choice is the
 /// sandbox itself.
 const MAX_SHM: u64 = 512 << 20;
+/// The user inside, also when Forkyard runs as root, unless an image names another.
+const USER_ID: u32 = 1000;
 /// Where programs are looked for in a root that does not say.
 const IMAGE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -88,7 +91,7 @@ fn check(spec: &SandboxSpec) -> Result<()> {
 }
 
 /// By what means each limit will hold.
-fn achieved(spec: &SandboxSpec, enforced: Enforced) -> Achieved {
+fn achieved(spec: &SandboxSpec, enforced: Enforced, disk: bool) -> Achieved {
     let means = |kernel| if kernel { LimitMeans::Kernel } else { LimitMeans::Watchdog };
     // Asked once: the answer comes from a dozen files.
     static ONLINE: std::sync::OnceLock<f64> = std::sync::OnceLock::new();
@@ -97,7 +100,7 @@ fn achieved(spec: &SandboxSpec, enforced: Enforced) -> Achieved {
         memory: means(enforced.memory),
         // Nobody can use more than the machine has.
         cpu: means(enforced.cpu || spec.limits.cpus >= online),
-        disk: LimitMeans::Watchdog,
+        disk: means(disk),
         // By rlimit where no cgroup: the kernel counts it per user namespace, which is per sandbox.
         processes: LimitMeans::Kernel,
         network: match spec.limits.network_bytes_per_s {
@@ -120,7 +123,6 @@ fn refuse_weak(achieved: &Achieved) -> Result<()> {
             achieved.cpu,
             "run as root, or in a delegated cgroup v2 (systemd-run --user --scope -p Delegate=yes)",
         ),
-        ("disk", achieved.disk, "no quota of this machine can be used"),
         ("network", achieved.network, "the proxy keeps the rate, not the kernel"),
     ];
     match parts.iter().find(|(_, means, _)| *means == LimitMeans::Watchdog) {
@@ -138,7 +140,7 @@ struct Start {
     lower: Vec<String>,
     host_trees: bool,
     directory: Option<String>,
-    image_env: BTreeMap<String, String>,
+    image: ImageConfig,
 }
 
 /// What is written down of a spec: secrets stay with whoever gave them.
@@ -175,15 +177,21 @@ impl Inner {
         if dir.exists() {
             self.end(id, None).await?; // its maker did not live to finish it
         }
+        // The kernel can keep a disk's limit only if the sandbox has one of its own, which costs speed: for who asks for it.
+        let disk = spec.strict;
+        if let (true, Err((why, fix))) = (disk, disk::check()) {
+            let message = format!("strict: the kernel can't keep the disk limit: {why}");
+            return Err(SandboxError::new(ErrorKind::Unsupported, message).hint(fix));
+        }
         let volumes = host_dirs::check_volumes(&spec.volumes, &self.state.root)?;
-        let Start { lower, host_trees, directory, image_env } = self.root_layers(id, &spec.root).await?;
+        let Start { lower, host_trees, directory, image } = self.root_layers(id, &spec.root).await?;
         let meta = Meta {
             format: state::format(),
             id: id.clone(),
             attempt,
             labels: spec.labels.clone(),
             limits: spec.limits,
-            achieved: achieved(spec, Enforced::default()),
+            achieved: achieved(spec, Enforced::default(), disk),
             created_at: state::now(),
             deadline: state::now() + spec.lifetime.0,
             spec: SandboxSpec { volumes, ..without_secrets(spec) },
@@ -193,14 +201,19 @@ impl Inner {
             lower,
             upper: 0,
             host_trees,
+            disk,
             directory,
-            image_env,
+            skeleton: String::new(),
+            binds: Vec::new(),
+            sealing: None,
+            image,
             stopped: false,
             paused: false,
         };
         let made = async {
             self.state.make_dir(&dir)?;
-            for part in ["up0", "work0", "spool"] {
+            let parts: &[&str] = if disk { &[] } else { &["up0", "work0"] };
+            for part in parts {
                 self.state.make_dir(&dir.join(part))?;
             }
             self.launch(meta.clone(), spec).await
@@ -233,7 +246,7 @@ impl Inner {
             );
         }
         self.remove_groups(std::mem::take(&mut meta.cgroups));
-        self.repair(&meta)?;
+        self.repair(&mut meta)?;
         (meta.attempt, meta.stopped, meta.paused) = (attempt, false, false);
         let spec = meta.spec.clone();
         self.launch(meta, &spec).await
@@ -256,14 +269,14 @@ impl Inner {
                     lower: meta.layers,
                     host_trees: meta.host_trees,
                     directory: meta.directory,
-                    image_env: meta.image_env,
+                    image: meta.image,
                 })
             }
             Root::Image(reference) => {
                 let image = self.image(reference).await?;
                 let gone = || unavailable(format!("image {reference} was removed just now"));
                 self.use_layers(id, &image.layers, gone)?;
-                Ok(Start { lower: image.layers, image_env: image.env, ..Start::default() })
+                Ok(Start { lower: image.layers, image: image.config, ..Start::default() })
             }
         }
     }
@@ -290,25 +303,33 @@ impl Inner {
     pub(super) fn root_ask(&self, meta: &Meta) -> RootAsk {
         let id = &meta.id;
         let n = meta.upper;
+        let (upper, work) = match meta.disk {
+            true => (disk::UPPER.into(), disk::WORK.into()),
+            false => (format!("sandboxes/{id}/up{n}"), format!("sandboxes/{id}/work{n}")),
+        };
         RootAsk {
-            layer: n.to_string(),
-            upper: format!("sandboxes/{id}/up{n}"),
-            work: format!("sandboxes/{id}/work{n}"),
+            disk: meta.disk,
+            upper,
+            work,
             lower: meta.lower.iter().map(|layer| format!("layers/{layer}/fs")).collect(),
             host_trees: meta.host_trees,
             directory: meta.directory.is_some(),
             volumes: meta.spec.volumes.iter().map(|volume| volume.path.clone()).collect(),
-            spool: format!("sandboxes/{id}/spool"),
+            spool: "spool".into(),
         }
     }
 
     fn env(&self, meta: &Meta, spec: &SandboxSpec) -> BTreeMap<String, String> {
         let id = &meta.id;
         let path: Vec<String> = self.trees.path.iter().map(|p| p.display().to_string()).collect();
+        let (user, home) = match &meta.image.user {
+            Some(user) => (user.name.as_str(), user.home.as_str()),
+            None => ("user", "/home/user"),
+        };
         let fixed = [
-            ("HOME", "/home/user"),
-            ("USER", "user"),
-            ("LOGNAME", "user"),
+            ("HOME", home),
+            ("USER", user),
+            ("LOGNAME", user),
             ("SHELL", if meta.host_trees { "/bin/bash" } else { "/bin/sh" }),
             ("LANG", "C.UTF-8"),
             ("TERM", "xterm-256color"),
@@ -320,8 +341,8 @@ impl Inner {
             env.extend(self.trees.env.clone());
         } else {
             env.insert("PATH".into(), IMAGE_PATH.into());
-            env.extend(meta.image_env.clone());
-            env.insert("HOME".into(), "/home/user".into());
+            env.extend(meta.image.env.clone());
+            env.insert("HOME".into(), home.into());
         }
         if let (Some(egress), false) = (&self.egress, spec.network.mode == NetworkMode::None) {
             env.extend(egress.env(id, &spec.network));
@@ -335,60 +356,75 @@ impl Inner {
         let id = meta.id.clone();
         let dir = self.state.sandbox(&id);
         let zygote = self.zygote().await?;
-        let Group { dirs, joins, dir: group, oom_events, freezer, enforced } =
-            self.cgroups.make(&id, &meta.limits, self.state.owner);
-        let mut achieved = achieved(spec, enforced);
-        let undo = dirs.clone();
+        let (control, theirs) = UnixStream::pair().map_err(unavailable)?;
+        let make_group = || self.cgroups.make(self.state.tag(), &id, &meta.limits, self.state.owner);
+        let mut group = self.cgroups.births().then(make_group);
+        let born_in = group.as_mut().and_then(|group| group.dir.take());
+        let ask = Ask::Sandbox(Box::new(SandboxAsk {
+            root: self.root_ask(&meta),
+            hostname: "sandbox".into(),
+            id: meta.image.user.as_ref().map_or(USER_ID, |user| user.id),
+            env: self.env(&meta, spec),
+            deadline_ms: meta.deadline.since(state::now()).0,
+            attempt: meta.attempt.0,
+            processes: meta.limits.processes,
+            group: born_in.is_some(),
+            shm_bytes: MAX_SHM.min(meta.limits.memory_bytes / 2),
+            proxy_port: (spec.network.mode != NetworkMode::None).then_some(PROXY_ADDRESS.port()),
+        }));
+        let started = async {
+            let mut fds: Vec<OwnedFd> = vec![theirs.into(), listen(&dir)?.into()];
+            fds.extend(born_in);
+            if let (true, Some(owner)) = (meta.disk, self.state.owner) {
+                fds.push(disk::mount(&dir, meta.limits.disk_bytes, owner).await?);
+            }
+            fds.extend(self.host_dirs(&meta).await?);
+            zygote.sandbox(ask, fds).await
+        };
+        let started = started.await;
+        // While the clone makes its namespaces and mounts, all that it does not need for that is done here.
+        let Group { dirs, joins, dir: _, oom_events, freezer, enforced } =
+            group.unwrap_or_else(|| if started.is_ok() { make_group() } else { Group::default() });
+        meta.cgroups = dirs;
+        let cloned = match started {
+            Ok(cloned) => cloned,
+            Err(e) => {
+                self.remove_groups(meta.cgroups);
+                return Err(e);
+            }
+        };
+        meta.pid = cloned.pid;
+        meta.born = link::born(cloned.pid).unwrap_or(0);
+        meta.skeleton.clone_from(&self.skeleton);
+        meta.binds = if meta.host_trees { zygote.binds.clone() } else { Vec::new() };
+        meta.achieved = achieved(spec, enforced, meta.disk);
+        meta.achieved.layers.clone_from(&zygote.layers);
         let result = async {
             if spec.strict {
-                refuse_weak(&achieved)?;
+                refuse_weak(&meta.achieved)?;
             }
-            let (control, theirs) = UnixStream::pair().map_err(unavailable)?;
-            let listener = listen(&dir)?;
-            let left = meta.deadline.since(state::now());
             let watch = |means, value| (means == LimitMeans::Watchdog).then_some(value);
-            let ask = Ask::Sandbox(Box::new(SandboxAsk {
-                root: self.root_ask(&meta),
-                hostname: "sandbox".into(),
-                env: self.env(&meta, spec),
-                deadline_ms: left.0,
-                attempt: meta.attempt.0,
-                processes: meta.limits.processes,
-                cgroups: joins.len(),
-                group: group.is_some(),
-                shm_bytes: MAX_SHM.min(meta.limits.memory_bytes / 2),
-                oom_events: oom_events.is_some(),
-                freezer: !freezer.is_empty(),
-                proxy_port: (spec.network.mode != NetworkMode::None).then_some(PROXY_ADDRESS.port()),
-                watch: Watch {
-                    memory_bytes: watch(achieved.memory, meta.limits.memory_bytes),
-                    cpus: (achieved.cpu == LimitMeans::Watchdog).then_some(meta.limits.cpus),
-                    disk_bytes: watch(achieved.disk, meta.limits.disk_bytes),
-                },
-            }));
-            let mut fds: Vec<OwnedFd> = vec![theirs.into(), listener.into()];
-            fds.extend(joins);
-            fds.extend(group);
-            fds.extend(oom_events);
-            fds.extend(freezer);
-            fds.extend(self.host_dirs(&meta).await?);
-            let cloned = zygote.sandbox(ask, fds).await?;
-            meta.pid = cloned.pid;
-            meta.born = link::born(cloned.pid).unwrap_or(0);
-            meta.cgroups = dirs;
-            achieved.layers = cloned.layers;
-            meta.achieved = achieved;
+            let watch = Watch {
+                memory_bytes: watch(meta.achieved.memory, meta.limits.memory_bytes),
+                cpus: (meta.achieved.cpu == LimitMeans::Watchdog).then_some(meta.limits.cpus),
+                disk_bytes: watch(meta.achieved.disk, meta.limits.disk_bytes),
+            };
+            let groups = Groups { oom_events: oom_events.is_some(), freezer: !freezer.is_empty(), watch };
+            let fds: Vec<OwnedFd> = joins.into_iter().chain(oom_events).chain(freezer).collect();
+            cloned.join(&groups, &fds).await;
             self.state.save(&meta)?;
             control.set_nonblocking(true).map_err(unavailable)?;
             let stream = tokio::net::UnixStream::from_std(control).map_err(unavailable)?;
-            let (client, _) = GuestClient::connect(stream, meta.attempt, None).await?;
-            let egress = self.serve(&id, spec, cloned.proxy)?;
-            Ok(LocalSandbox::new(Arc::clone(self), &meta, client, egress) as Arc<dyn Sandbox>)
+            // The greeting waits for the guest in its socket.
+            let (proxy, client) =
+                tokio::join!(cloned.ready(), GuestClient::connect(stream, meta.attempt, None));
+            let egress = self.serve(&id, spec, proxy?)?;
+            Ok(LocalSandbox::new(Arc::clone(self), &meta, client?, egress) as Arc<dyn Sandbox>)
         };
         let result = result.await;
         if result.is_err() {
             let _ = link::kill(&meta).await;
-            self.remove_groups(undo);
+            self.remove_groups(meta.cgroups);
         }
         result
     }
@@ -448,7 +484,9 @@ impl Inner {
         }
         let mut egress = None;
         if network.network.mode != NetworkMode::None && self.egress.is_some() {
-            let socket = link::descriptors(&id, &dir, attempt, Descriptors::Proxy).await?.pop();
+            let ask = Op::Descriptors { what: Descriptors::Proxy };
+            let (_, mut sockets) = Line::open(&id, &dir, attempt).await?.ask(ask, Vec::new()).await?;
+            let socket = sockets.pop();
             egress = self.serve(&id, &network, socket)?;
         }
         Ok(LocalSandbox::new(Arc::clone(self), &meta, client, egress))
@@ -467,7 +505,7 @@ pub(super) async fn connect(id: &SandboxId, dir: &Path, attempt: Attempt) -> Res
     let stream = link::connect(id, dir)?;
     stream.set_nonblocking(true).map_err(unavailable)?;
     let stream = tokio::net::UnixStream::from_std(stream).map_err(unavailable)?;
-    GuestClient::connect(stream, attempt, None).await.map(|(client, _)| client)
+    GuestClient::connect(stream, attempt, None).await
 }
 
 fn listen(dir: &Path) -> Result<UnixListener> {

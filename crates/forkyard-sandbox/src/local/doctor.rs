@@ -80,7 +80,13 @@ pub async fn doctor(provider: &LocalProvider) -> Vec<Finding> {
         pause.into(),
         (level == Level::Weak).then_some("use cgroup v2, as root or delegated"),
     ));
-    found.push(finding("disk limit", Level::Weak, "watchdog".into(), None));
+    found.push(match super::disk::check() {
+        Ok(()) => {
+            let detail = "watchdog; with --strict a disk of its own, whose limit the kernel keeps";
+            finding("disk limit", Level::Ok, detail.into(), None)
+        }
+        Err((why, fix)) => finding("disk limit", Level::Weak, format!("watchdog: {why}"), Some(fix)),
+    });
     let shown: Vec<String> =
         provider.shown().iter().map(|s| format!("{} ({})", s.path.display(), s.why)).collect();
     found.push(finding("host trees, read-only", Level::Ok, shown.join(", "), None));

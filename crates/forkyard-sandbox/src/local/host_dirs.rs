@@ -5,9 +5,8 @@ use std::path::{Component, Path, PathBuf};
 
 use forkyard_guest::zygote::{Tree, TreesAnswer, TreesAsk};
 
-use super::fd::Messages;
 use super::state::Meta;
-use super::zygote::{setup_error, spawn_guest, unavailable};
+use super::zygote::{ask_once, setup_error, unavailable};
 use super::{Inner, state};
 use crate::{ErrorKind, Result, SandboxError, Volume};
 
@@ -119,19 +118,8 @@ impl Inner {
             return Ok(Vec::new());
         }
         let count = trees.len();
-        let (mut child, socket) = spawn_guest("trees")?;
         let ask = TreesAsk { trees, shown_as: self.state.owner };
-        let text = serde_json::to_vec(&ask).expect("messages have string keys and no failing parts");
-        let asked = async {
-            let messages = Messages::new(socket)?;
-            messages.send(&text, &[]).await?;
-            messages.receive().await
-        };
-        let answer = asked.await;
-        // It has answered or it is broken: either way it is at its end.
-        let _ = child.kill();
-        let _ = child.wait();
-        let (text, fds) = answer.map_err(unavailable)?;
+        let (text, fds) = ask_once("trees", &ask, &[]).await?;
         match serde_json::from_slice(&text) {
             Ok(TreesAnswer::Done) if fds.len() == count => Ok(fds),
             Ok(TreesAnswer::Failed { path, errno }) if path.starts_with('/') => Err(refused(&path, errno)),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forkyard_core::{Attempt, SandboxId};
 use forkyard_guest::protocol::{
-    Answer, Descriptors, MAX_FRAME_TO_HOST, Op, PREFIX, Reply, Request, VERSION, decode_prefix, encode,
+    Answer, MAX_FRAME_TO_HOST, Op, PREFIX, Reply, Request, VERSION, decode_prefix, encode,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -93,47 +93,45 @@ pub async fn shut_down_unknown(dir: &Path) {
     let _ = tokio::task::spawn_blocking(move || stream.read_to_end(&mut rest)).await; // until it closes
 }
 
-/// Descriptors that the guest passes out, on a connection of their own.
-pub async fn descriptors(
-    id: &SandboxId,
-    dir: &Path,
-    attempt: Attempt,
-    what: Descriptors,
-) -> Result<Vec<OwnedFd>> {
-    let (id, stream) = (id.clone(), connect(id, dir)?);
-    let fetch = move || -> std::io::Result<Vec<OwnedFd>> {
-        let mut stream = stream;
-        stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+/// A connection of its own for what goes with descriptors, one question at a time.
+pub struct Line {
+    id: SandboxId,
+    stream: UnixStream,
+}
+
+impl Line {
+    pub async fn open(id: &SandboxId, dir: &Path, attempt: Attempt) -> Result<Line> {
+        let stream = connect(id, dir)?;
+        stream.set_read_timeout(Some(ANSWER_WITHIN)).map_err(unavailable)?;
+        let line = Line { id: id.clone(), stream };
         let hello = Op::Hello { version: VERSION, attempt: attempt.0, token: None };
-        stream.write_all(&encode(&Request { seq: 1, op: hello }, &[]))?;
-        expect(read_plain(&mut stream)?)?;
-        stream.write_all(&encode(&Request { seq: 2, op: Op::Descriptors { what } }, &[]))?;
-        // The descriptors come with the first bytes of the answer, and nothing else is under way.
-        let (frame, fds) = fd::receive(stream.as_fd())?;
-        let (length, head) = prefix(&frame)?;
-        let reply = frame.get(PREFIX..PREFIX + head).filter(|_| frame.len() == PREFIX + length);
-        expect(serde_json::from_slice(reply.unwrap_or_default())?)?;
-        Ok(fds)
-    };
-    tokio::task::spawn_blocking(fetch)
-        .await
-        .map_err(unavailable)?
-        .map_err(|e| unavailable(format!("sandbox {id} does not pass its descriptors: {e}")))
+        Ok(line.ask(hello, Vec::new()).await?.0)
+    }
+
+    /// The descriptors that come with the answer.
+    pub async fn ask(self, op: Op, fds: Vec<OwnedFd>) -> Result<(Line, Vec<OwnedFd>)> {
+        let id = self.id.clone();
+        let ask = move || -> std::io::Result<(Line, Vec<OwnedFd>)> {
+            let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+            fd::send(self.stream.as_fd(), &encode(&Request { seq: 1, op }, &[]), &borrowed)?;
+            // They come with the first bytes of the answer, and nothing else is under way.
+            let (frame, fds) = fd::receive(self.stream.as_fd())?;
+            let (length, head) = prefix(&frame)?;
+            let reply = frame.get(PREFIX..PREFIX + head).filter(|_| frame.len() == PREFIX + length);
+            expect(serde_json::from_slice(reply.unwrap_or_default())?)?;
+            Ok((self, fds))
+        };
+        tokio::task::spawn_blocking(ask)
+            .await
+            .map_err(unavailable)?
+            .map_err(|e| unavailable(format!("sandbox {id} does not answer as it should: {e}")))
+    }
 }
 
 fn prefix(frame: &[u8]) -> std::io::Result<(usize, usize)> {
     let bytes = frame.get(..PREFIX).and_then(|p| p.try_into().ok());
     let bytes = bytes.ok_or(std::io::ErrorKind::UnexpectedEof)?;
     decode_prefix(bytes, MAX_FRAME_TO_HOST).map_err(std::io::Error::other)
-}
-
-fn read_plain(stream: &mut UnixStream) -> std::io::Result<Reply> {
-    let mut start = [0; PREFIX];
-    stream.read_exact(&mut start)?;
-    let (length, head) = prefix(&start)?;
-    let mut rest = vec![0; length];
-    stream.read_exact(&mut rest)?;
-    Ok(serde_json::from_slice(&rest[..head])?)
 }
 
 fn expect(reply: Reply) -> std::io::Result<()> {

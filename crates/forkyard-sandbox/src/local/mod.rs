@@ -7,6 +7,7 @@
 mod cgroup;
 mod create;
 mod detect;
+mod disk;
 mod doctor;
 mod fd;
 mod host_dirs;
@@ -14,16 +15,19 @@ mod image;
 mod kernel;
 mod link;
 mod sandbox;
+mod skeleton;
 mod snapshot;
 mod state;
+mod sweep;
 mod zygote;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
-use forkyard_guest::zygote::{Bind, SkeletonFile, Start, Work};
+use forkyard_guest::zygote::{Bind, Start, Work};
 use tokio::sync::Mutex;
 
 use self::cgroup::Cgroups;
@@ -31,8 +35,8 @@ use self::detect::HostTrees;
 use self::state::{Meta, State};
 use self::zygote::Zygote;
 use crate::{
-    Capabilities, EgressFactory, ErrorKind, ForkCost, Labels, NetworkMode, Provider, ProviderKind, Result,
-    Sandbox, SandboxError, SandboxInfo, SandboxSpec, SandboxStatus, SnapshotInfo,
+    Capabilities, EgressFactory, ErrorKind, ForkCost, InsideFile, Labels, NetworkMode, Provider,
+    ProviderKind, Result, Sandbox, SandboxError, SandboxInfo, SandboxSpec, SandboxStatus, SnapshotInfo,
 };
 
 pub use detect::Shown;
@@ -42,8 +46,6 @@ pub use zygote::GUEST;
 /// As root, sandboxes' files and processes belong to this id, which nobody else uses: above all ranges that distributions,
 /// systemd and subuid hand out.
 pub const DEFAULT_ROOT_ID: u32 = 0x7EED_0001;
-/// How long the leftovers of a sandbox that met its deadline stay before a provider that starts removes them.
-const DEAD_FOR_MS: u64 = 60 * 60 * 1000;
 
 #[derive(Clone)]
 pub struct LocalOptions {
@@ -72,9 +74,14 @@ struct Inner {
     egress: Option<Arc<dyn EgressFactory>>,
     cgroups: Cgroups,
     trees: HostTrees,
-    files: Vec<SkeletonFile>,
+    /// Read-only, for every root.
+    files: Vec<InsideFile>,
+    /// The name of the lowest layer.
+    skeleton: String,
     zygote: Mutex<Option<Arc<Zygote>>>,
     removals: tokio_util::task::TaskTracker,
+    /// This provider has looked for leftovers, or found that others did.
+    swept: AtomicBool,
 }
 
 impl LocalProvider {
@@ -83,25 +90,18 @@ impl LocalProvider {
         let is_root = rustix::process::geteuid().is_root();
         let state = State::open(state_dir, is_root.then_some(options.root_id))?;
         raise_open_files();
-        let mut files = Vec::new();
-        if let Some(egress) = &options.egress {
-            for (index, file) in egress.files().into_iter().enumerate() {
-                let path = state.root.join("skeleton").join(index.to_string());
-                let temporary = path.with_extension("new");
-                std::fs::write(&temporary, &file.data)
-                    .and_then(|()| std::fs::rename(&temporary, &path))
-                    .map_err(|e| state::io_error(&path, &e))?;
-                files.push(SkeletonFile { path: file.path, index, mode: file.mode });
-            }
-        }
+        let files = options.egress.as_ref().map(|egress| egress.files()).unwrap_or_default();
+        let trees = detect::host_trees(options.home.as_deref());
         let inner = Inner {
             state,
             egress: options.egress,
             cgroups: Cgroups::detect(),
-            trees: detect::host_trees(options.home.as_deref()),
+            skeleton: skeleton::name(&trees.shown, &files),
+            trees,
             files,
             zygote: Mutex::default(),
             removals: tokio_util::task::TaskTracker::new(),
+            swept: AtomicBool::new(false),
         };
         Ok(LocalProvider { inner: Arc::new(inner) })
     }
@@ -119,37 +119,6 @@ impl LocalProvider {
     /// Forgets an image: the next sandbox unpacks it again. Sandboxes and snapshots that use it keep working.
     pub async fn remove_image(&self, reference: &str) -> Result<()> {
         self.inner.remove_image(reference).await
-    }
-
-    /// Removes what dead sandboxes and interrupted work left behind. Safe beside other processes on the same state folder.
-    pub async fn sweep(&self) -> Result<()> {
-        let inner = &self.inner;
-        inner.cgroups.sweep();
-        for path in inner.state.trashed()? {
-            inner.remove_later(path);
-        }
-        for id in inner.state.sandboxes()? {
-            let _lock = inner.state.lock(id.as_str()).await?;
-            match inner.state.load(&id) {
-                Ok(Some(meta)) => {
-                    let over = state::now().since(meta.deadline).0 > DEAD_FOR_MS;
-                    if status(&meta) == SandboxStatus::Dead && over {
-                        inner.end(&id, Some(meta)).await?;
-                    }
-                }
-                // Its maker did not live to finish it.
-                Ok(None) => inner.end(&id, None).await?,
-                Err(e) => tracing::warn!(sandbox = %id, error = %e, "state of a sandbox can't be read"),
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until what was destroyed is gone from the disk too.
-    pub async fn settle(&self) {
-        self.inner.removals.close();
-        self.inner.removals.wait().await;
-        self.inner.removals.reopen();
     }
 }
 
@@ -179,7 +148,8 @@ impl Inner {
             state: state.into(),
             become_id: self.state.owner,
             binds: self.trees.shown.iter().filter_map(bind).collect(),
-            files: self.files.clone(),
+            skeleton: self.skeleton.clone(),
+            files: self.offer_files()?,
         };
         let zygote = Arc::new(Zygote::start(&start).await?);
         self.cgroups.adopt(zygote.pid(), self.state.owner);
@@ -282,10 +252,12 @@ impl Provider for LocalProvider {
     }
 
     async fn create(&self, id: &SandboxId, attempt: Attempt, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>> {
+        self.inner.sweep_if_due();
         self.inner.create(id, attempt, spec).await
     }
 
     async fn attach(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.inner.sweep_if_due();
         let _lock = self.inner.state.lock(id.as_str()).await?;
         self.inner.attach(id, attempt).await
     }
@@ -319,6 +291,7 @@ impl Provider for LocalProvider {
     }
 
     async fn start(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.inner.sweep_if_due();
         self.inner.start(id, attempt).await
     }
 
@@ -336,6 +309,18 @@ impl Provider for LocalProvider {
 
     async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
         self.inner.import_snapshot(id, from).await
+    }
+
+    async fn sweep(&self) -> Result<()> {
+        self.inner.sweep().await?;
+        self.settle().await;
+        Ok(())
+    }
+
+    async fn settle(&self) {
+        self.inner.removals.close();
+        self.inner.removals.wait().await;
+        self.inner.removals.reopen();
     }
 }
 

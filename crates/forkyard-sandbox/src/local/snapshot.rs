@@ -1,27 +1,32 @@
 //! Snapshots: a sealed layer where nothing runs, a copy where something does; archives of both.
 
-use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use forkyard_core::SnapshotId;
-use forkyard_guest::protocol::Descriptors;
-use forkyard_guest::zygote::{Ask, UnpackLimits, Work, WorkResult};
+use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use forkyard_guest::protocol::{Descriptors, Op};
+use forkyard_guest::zygote::{RestackAsk, UnpackLimits, Work, WorkResult};
 use serde::{Deserialize, Serialize};
 
+use super::Inner;
+use super::image::ImageConfig;
+use super::link::Line;
 use super::sandbox::LocalSandbox;
-use super::state::{self, Meta, SnapshotMeta};
-use super::zygote::unavailable;
-use super::{Inner, link};
+use super::state::{self, Meta, Sealing, SnapshotMeta};
+use super::zygote::{restack, unavailable};
 use crate::guest_client::GuestClient;
 use crate::{ErrorKind, Labels, ProviderKind, Result, Sandbox, SandboxError, SnapshotInfo, SnapshotMode};
 
-/// Lookups of missing names cost by depth; at this many layers the stack is merged into one.
+/// Lookups of missing names cost by depth; beyond this many layers the topmost are merged into one.
 const MAX_DEPTH: usize = 16;
+/// Never all: the lowest is what the sandbox started from, and a merge costs by the number of names.
+const MERGED: usize = 8;
 /// The longest that commands are frozen for a copy.
 const FREEZE_MS: u64 = 1000;
+/// The longest that a copy may take while nothing runs: requests wait for its end.
+const QUIET_MS: u64 = 60_000;
 /// Of an archive that is taken in.
 const IMPORT_LIMITS: UnpackLimits = UnpackLimits { bytes: 64 << 30, entries: 10_000_000 };
 /// The first line of an archive.
@@ -35,23 +40,27 @@ struct ArchiveHeader {
     host_trees: bool,
     mode: SnapshotMode,
     #[serde(default)]
-    image_env: BTreeMap<String, String>,
+    image: ImageConfig,
+}
+
+/// A sandbox whose files are to be copied as they are.
+struct Live<'a> {
+    meta: &'a Meta,
+    attempt: Attempt,
+    guest: &'a GuestClient,
+    busy: bool,
 }
 
 /// What lies below a sandbox's layers.
 struct Base {
     host_trees: bool,
     directory: Option<String>,
-    image_env: BTreeMap<String, String>,
+    image: ImageConfig,
 }
 
 impl Base {
     fn of(meta: &Meta) -> Base {
-        Base {
-            host_trees: meta.host_trees,
-            directory: meta.directory.clone(),
-            image_env: meta.image_env.clone(),
-        }
+        Base { host_trees: meta.host_trees, directory: meta.directory.clone(), image: meta.image.clone() }
     }
 }
 
@@ -60,7 +69,7 @@ pub(super) fn worked(result: WorkResult) -> Result<(u64, u64)> {
         WorkResult::Done { bytes, entries } => Ok((bytes, entries)),
         WorkResult::TimedOut => Err(SandboxError::new(
             ErrorKind::Timeout,
-            format!("what changed can't be copied within a freeze of {FREEZE_MS} ms"),
+            "what changed can't be copied in the time that the sandbox may stand still",
         )
         .hint("take the snapshot while no command runs")),
         WorkResult::Refused { reason } => {
@@ -75,43 +84,63 @@ pub(super) fn worked(result: WorkResult) -> Result<(u64, u64)> {
 
 impl LocalSandbox {
     pub(super) async fn take_snapshot(&self, id: &SnapshotId, labels: &Labels) -> Result<SnapshotInfo> {
-        let inner = &self.inner;
-        let _lock = inner.state.lock(self.id().as_str()).await?;
-        let _snapshot = inner.state.lock(&format!("snapshot.{id}")).await?;
-        if let Some(known) = inner.state.load_snapshot(id)? {
+        let guest = self.guest().await?;
+        let (inner, sandbox, attempt) = (Arc::clone(&self.inner), self.id().clone(), self.attempt());
+        let (id, labels) = (id.clone(), labels.clone());
+        // To its end, also if nobody waits for it any more: a root is never left half replaced.
+        let taken =
+            tokio::spawn(async move { inner.take_snapshot(&sandbox, attempt, guest, &id, labels).await });
+        taken.await.map_err(unavailable)?
+    }
+}
+
+impl Inner {
+    async fn take_snapshot(
+        self: &Arc<Self>,
+        sandbox: &SandboxId,
+        attempt: Attempt,
+        guest: GuestClient,
+        id: &SnapshotId,
+        labels: Labels,
+    ) -> Result<SnapshotInfo> {
+        let _lock = self.state.lock(sandbox.as_str()).await?;
+        let _snapshot = self.state.lock(&format!("snapshot.{id}")).await?;
+        if let Some(known) = self.state.load_snapshot(id)? {
             return Ok(known.info);
         }
-        let meta = self.meta()?;
-        let guest = self.guest().await?;
-        let busy = guest.quiesce().await?;
+        let mut meta = self.meta(sandbox)?;
+        let quiet = guest.quiesce().await?;
         // From here on every way out thaws.
-        let sealed = if busy { None } else { inner.seal(meta.clone(), id).await.ok() };
-        let taken = match sealed {
-            Some(next) => {
-                guest.thaw(Some(next.upper.to_string())).await.map(|()| (next.lower, SnapshotMode::Sealed))
+        let taken = async {
+            if let Some(number) = quiet.layer.as_deref().and_then(|layer| layer.parse().ok()) {
+                self.settle_seal(&mut meta, Some(number))?;
             }
-            // Commands run, or the layer can't be exchanged from here: only the helper of the process that made the sandbox
-            // can enter its namespaces.
-            None => {
-                let copied = inner.copy_live(&meta, id, &guest).await;
-                let thawed = guest.thaw(None).await;
-                copied.and_then(|layers| thawed.map(|()| (layers, SnapshotMode::Copied)))
+            if !quiet.busy
+                && !meta.disk
+                && let Ok(layers) = self.seal(&mut meta, attempt).await
+            {
+                return Ok((layers, SnapshotMode::Sealed));
             }
+            // Commands run, or the layer is on a disk of its own, or the sandbox has moved what is mounted in it.
+            let live = Live { meta: &meta, attempt, guest: &guest, busy: quiet.busy };
+            Ok((self.copy_live(&live, id).await?, SnapshotMode::Copied))
         };
+        let taken: Result<_> = taken.await;
+        if !matches!(taken, Ok((_, SnapshotMode::Sealed))) {
+            guest.thaw().await?;
+        }
         let (layers, mode) = taken?;
         let info = SnapshotInfo {
             id: id.clone(),
             provider: ProviderKind::Local,
             mode,
-            labels: labels.clone(),
+            labels,
             created_at: state::now(),
             bytes: None,
         };
-        inner.keep_snapshot(info, layers, Base::of(&meta))
+        self.keep_snapshot(info, layers, Base::of(&meta))
     }
-}
 
-impl Inner {
     /// Writes a snapshot down, as a user of each of its layers.
     fn keep_snapshot(&self, info: SnapshotInfo, layers: Vec<String>, base: Base) -> Result<SnapshotInfo> {
         for layer in &layers {
@@ -119,8 +148,8 @@ impl Inner {
                 return Err(unavailable(format!("layer {layer} is gone")));
             }
         }
-        let Base { host_trees, directory, image_env } = base;
-        let meta = SnapshotMeta { format: state::format(), info, layers, host_trees, directory, image_env };
+        let Base { host_trees, directory, image } = base;
+        let meta = SnapshotMeta { format: state::format(), info, layers, host_trees, directory, image };
         self.state.save_snapshot(&meta)?;
         Ok(meta.info)
     }
@@ -128,58 +157,123 @@ impl Inner {
     /// A new layer folder with its first user.
     pub(super) fn new_layer(&self, user: &str) -> Result<String> {
         let name = format!("{:016x}", state::unique());
-        let dir = self.state.layer(&name);
-        self.state.make_dir(&dir)?;
-        self.state.make_dir(&dir.join("refs"))?;
-        self.state.add_ref(&name, user)?;
+        // It has its user from the moment it has its name.
+        let part = format!("{user}{}{name}", state::PART);
+        let (from, to) = (self.state.layer(&part), self.state.layer(&name));
+        self.state.make_dir(&from)?;
+        self.state.make_dir(&from.join("refs"))?;
+        self.state.add_ref(&part, user)?;
+        std::fs::rename(&from, &to).map_err(|e| state::io_error(&to, &e))?;
         Ok(name)
     }
 
-    /// The live layer of a quiet sandbox becomes a sealed one below a new live one. Returns the sandbox as it is then.
-    async fn seal(self: &Arc<Self>, meta: Meta, snapshot: &SnapshotId) -> Result<Meta> {
+    /// The live layer of a quiet sandbox becomes a sealed one below a new live one; the sandbox goes on there. Returns the
+    /// layers of the snapshot.
+    async fn seal(self: &Arc<Self>, meta: &mut Meta, attempt: Attempt) -> Result<Vec<String>> {
         let dir = self.state.sandbox(&meta.id);
         let user = format!("sandbox.{}", meta.id);
-        let mut next = meta.clone();
-        next.upper += 1;
+        // Whoever knows the newest attempt may do this; the guest refuses all others.
+        let line = Line::open(&meta.id, &dir, attempt).await?;
+        let ask = Op::Descriptors { what: Descriptors::Namespaces };
+        let (line, namespaces) = line.ask(ask, Vec::new()).await?;
+        let before = meta.clone();
+        meta.upper += 1;
         for part in ["up", "work"] {
-            self.state.make_dir(&dir.join(format!("{part}{}", next.upper)))?;
+            self.state.make_dir(&dir.join(format!("{part}{}", meta.upper)))?;
         }
         let layer = self.new_layer(&user)?;
-        let (live, sealed) = (dir.join(format!("up{}", meta.upper)), self.state.layer(&layer).join("fs"));
-        next.lower.insert(0, layer.clone());
+        meta.lower.insert(0, layer.clone());
+        let lower = before.lower.clone();
+        meta.sealing = Some(Sealing { upper: before.upper, layer: layer.clone(), lower });
+        // Written down before anything moves: whoever finds it there asks the guest how far it came.
+        self.state.save(meta)?;
         let swap = async {
+            let (live, sealed) =
+                (dir.join(format!("up{}", before.upper)), self.state.layer(&layer).join("fs"));
             // A mounted directory may be renamed: the mount follows it.
             std::fs::rename(&live, &sealed).map_err(|e| state::io_error(&live, &e))?;
-            if next.lower.len() > MAX_DEPTH {
-                next.lower = vec![self.merge(&next, &user).await?];
+            if meta.lower.len() > MAX_DEPTH {
+                let merged = self.merge(&meta.lower[..MERGED], &user).await?;
+                meta.lower.splice(..MERGED, [merged]);
+                self.state.save(meta)?;
             }
-            let mut descriptors =
-                link::descriptors(&meta.id, &dir, meta.attempt, Descriptors::Namespaces).await?;
-            self.state.save(&next)?;
-            let ask = Ask::Restack { root: self.root_ask(&next) };
-            descriptors.extend(self.directory(&next).await?);
-            self.zygote().await?.restack(ask, descriptors).await
+            let root = self.zygote().await?.root(self.root_ask(meta), self.directory(meta).await?).await?;
+            let upper = std::fs::File::open(dir.join(format!("up{}", meta.upper))).map_err(unavailable)?;
+            let volumes = meta.spec.volumes.iter().map(|volume| &volume.path);
+            let mounts = meta.binds.iter().chain(volumes).cloned().collect();
+            let ask = RestackAsk { become_id: self.state.owner, mounts };
+            let mut descriptors: Vec<_> = namespaces.iter().map(|fd| fd.as_fd()).collect();
+            descriptors.push(root.as_fd());
+            restack(&ask, &descriptors).await?;
+            meta.skeleton.clone_from(&self.skeleton);
+            Ok(OwnedFd::from(upper))
         };
-        if let Err(e) = swap.await {
-            let _ = std::fs::rename(&sealed, &live);
-            let _ = self.state.save(&meta);
-            self.drop_layer(&layer, &user)?;
-            tracing::warn!(sandbox = %meta.id, %snapshot, error = %e, "the layer was not sealed");
-            return Err(e);
-        }
-        if let Some(path) = self.state.trash(&dir.join(format!("work{}", meta.upper)))? {
-            self.remove_later(path);
-        }
-        // A merge took the place of all that was below.
-        for old in meta.lower.iter().chain([&layer]).filter(|old| !next.lower.contains(old)) {
-            self.drop_layer(old, &user)?;
-        }
-        Ok(next)
+        let upper = match swap.await {
+            Ok(upper) => upper,
+            Err(e) => {
+                tracing::warn!(sandbox = %meta.id, error = %e, "the layer was not sealed");
+                self.settle_seal(meta, Some(before.upper))?;
+                return Err(e);
+            }
+        };
+        line.ask(Op::Thaw, vec![upper]).await?;
+        let layers = meta.lower.clone();
+        self.settle_seal(meta, Some(meta.upper))?;
+        Ok(layers)
     }
 
-    async fn merge(&self, meta: &Meta, user: &str) -> Result<String> {
+    /// Ends a seal, one way or the other. `on`: the number of the layer that the sandbox writes to; None if it does not run.
+    fn settle_seal(self: &Arc<Self>, meta: &mut Meta, on: Option<u32>) -> Result<()> {
+        let Some(sealing) = meta.sealing.take() else { return Ok(()) };
+        let (dir, user) = (self.state.sandbox(&meta.id), format!("sandbox.{}", meta.id));
+        let part = |name: &str, number: u32| dir.join(format!("{name}{number}"));
+        // One that ended before it wrote anything in the new layer loses nothing if the old one is its live one again.
+        let happened = match on {
+            Some(number) => number == meta.upper,
+            None => {
+                std::fs::read_dir(part("up", meta.upper)).is_ok_and(|mut entries| entries.next().is_some())
+            }
+        };
+        let gone = if happened {
+            part("work", sealing.upper)
+        } else {
+            let (live, sealed) = (part("up", sealing.upper), self.state.layer(&sealing.layer).join("fs"));
+            match std::fs::rename(&sealed, &live) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(state::io_error(&sealed, &e));
+                }
+                _ => {} // moved back, or never moved
+            }
+            part("work", meta.upper)
+        };
+        let unused: Vec<String> = if happened {
+            // A merge took the place of all that was below.
+            let old = sealing.lower.iter().chain([&sealing.layer]);
+            old.filter(|layer| !meta.lower.contains(layer)).cloned().collect()
+        } else {
+            let new = std::mem::replace(&mut meta.lower, sealing.lower);
+            let unused = new.into_iter().chain([sealing.layer]).filter(|layer| !meta.lower.contains(layer));
+            let unused = unused.collect();
+            self.discard(&part("up", std::mem::replace(&mut meta.upper, sealing.upper)))?;
+            unused
+        };
+        self.state.save(meta)?;
+        for layer in &unused {
+            self.drop_layer(layer, &user)?;
+        }
+        self.discard(&gone)
+    }
+
+    pub(super) fn discard(self: &Arc<Self>, path: &Path) -> Result<()> {
+        if let Some(path) = self.state.trash(path)? {
+            self.remove_later(path);
+        }
+        Ok(())
+    }
+
+    async fn merge(&self, layers: &[String], user: &str) -> Result<String> {
         let merged = self.new_layer(user)?;
-        let layers = meta.lower.iter().map(|layer| format!("layers/{layer}/fs")).collect();
+        let layers = layers.iter().map(|layer| format!("layers/{layer}/fs")).collect();
         let work = Work::Merge { layers, to: format!("layers/{merged}/fs") };
         worked(self.zygote().await?.work(work, Vec::new()).await?)?;
         Ok(merged)
@@ -193,22 +287,23 @@ impl Inner {
     }
 
     /// Freezes what runs and copies the live layer. Returns the layers of the snapshot.
-    async fn copy_live(
-        self: &Arc<Self>,
-        meta: &Meta,
-        snapshot: &SnapshotId,
-        guest: &GuestClient,
-    ) -> Result<Vec<String>> {
+    async fn copy_live(self: &Arc<Self>, live: &Live<'_>, snapshot: &SnapshotId) -> Result<Vec<String>> {
+        let Live { meta, attempt, guest, busy } = *live;
         let user = format!("snapshot.{snapshot}");
+        let (mut from, mut fds) = (Some(format!("sandboxes/{}/up{}", meta.id, meta.upper)), Vec::new());
+        if meta.disk {
+            let line = Line::open(&meta.id, &self.state.sandbox(&meta.id), attempt).await?;
+            (from, fds) = (None, line.ask(Op::Descriptors { what: Descriptors::Upper }, Vec::new()).await?.1);
+        }
         let layer = self.new_layer(&user)?;
+        let freeze = busy && !meta.paused;
         let zygote = self.zygote().await?;
-        if !meta.paused {
+        if freeze {
             guest.pause().await?;
         }
-        let from = format!("sandboxes/{}/up{}", meta.id, meta.upper);
-        let work = Work::Copy { from, to: format!("layers/{layer}/fs"), limit_ms: FREEZE_MS };
-        let copied = zygote.work(work, Vec::new()).await;
-        if !meta.paused {
+        let limit_ms = if freeze { FREEZE_MS } else { QUIET_MS };
+        let copied = zygote.work(Work::Copy { from, to: format!("layers/{layer}/fs"), limit_ms }, fds).await;
+        if freeze {
             guest.resume().await?;
         }
         if let Err(e) = copied.and_then(worked) {
@@ -258,7 +353,7 @@ impl Inner {
                 layers: meta.layers.len(),
                 host_trees: meta.host_trees,
                 mode: meta.info.mode,
-                image_env: meta.image_env.clone(),
+                image: meta.image.clone(),
             };
             let mut line = serde_json::to_vec(&header).expect("numbers and words");
             line.push(b'\n');
@@ -321,18 +416,20 @@ impl Inner {
             created_at: state::now(),
             bytes: None,
         };
-        let base = Base { host_trees: header.host_trees, directory: None, image_env: header.image_env };
+        let base = Base { host_trees: header.host_trees, directory: None, image: header.image };
         self.keep_snapshot(info, layers, base)
     }
 
     /// The sandbox's own folders, ready to be mounted again: as they were meant to be after a crash in the middle of a seal,
     /// and without overlayfs' mark that the last mount was volatile.
-    pub(super) fn repair(self: &Arc<Self>, meta: &Meta) -> Result<()> {
+    pub(super) fn repair(self: &Arc<Self>, meta: &mut Meta) -> Result<()> {
+        self.settle_seal(meta, None)?;
+        if meta.disk {
+            return Ok(()); // done when it is mounted
+        }
         let dir = self.state.sandbox(&meta.id);
         let (upper, work) = (dir.join(format!("up{}", meta.upper)), dir.join(format!("work{}", meta.upper)));
-        if let Some(path) = self.state.trash(&work)? {
-            self.remove_later(path);
-        }
+        self.discard(&work)?;
         self.state.make_dir(&upper)?;
         self.state.make_dir(&work)
     }

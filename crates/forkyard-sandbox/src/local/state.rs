@@ -2,20 +2,21 @@
 //!
 //! ```text
 //! STATE/                 0700
-//!   sandboxes/ID/        meta.json, ctl (socket), up (live layer), work (overlayfs' own), spool
+//!   sandboxes/ID/        meta.json, ctl (socket), upN (live layer), workN (overlayfs' own) or disk.img (both)
 //!   layers/LAYER/        fs (sealed, shared), refs/ (one empty file per user)
 //!   snapshots/ID.json
 //!   images/KEY.json      which layers an image became
 //!   trash/               what is being removed
-//!   skeleton/            files that the provider adds to every root
+//!   skeleton/NAME/       the lowest layer of roots, by what it is made of
+//!   spool/               files without names: what commands wrote, until their reader has it
 //! ```
 //!
 //! A sandbox exists when its meta.json does. Files are replaced by rename, so that a crash leaves the old or the new.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -23,9 +24,14 @@ use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
+use super::image::ImageConfig;
 use super::zygote::unavailable;
 use crate::{Achieved, ErrorKind, Labels, Limits, Result, SandboxError, SandboxSpec, SnapshotInfo};
 
+/// In the names of what is not finished, after its user: `USER.part…`.
+pub const PART: &str = ".part";
+/// Between two tries to get a lock.
+const LOCK_POLL: std::time::Duration = std::time::Duration::from_millis(2);
 /// Raised when an older Forkyard could misread a newer state folder.
 const FORMAT: u32 = 1;
 
@@ -49,15 +55,30 @@ pub struct Meta {
     pub lower: Vec<String>,
     /// Number of the live layer; grows with every snapshot.
     pub upper: u32,
+    /// Set while the root is being replaced: what is there if that did not happen.
+    pub sealing: Option<Sealing>,
     pub host_trees: bool,
+    /// The name of its lowest layer.
+    pub skeleton: String,
+    /// Where the host's trees are mounted inside.
+    pub binds: Vec<String>,
+    /// The live layer lies on a disk of its own.
+    pub disk: bool,
     /// A directory of the host below all layers.
-    #[serde(default)]
     pub directory: Option<String>,
-    /// Variables of its image.
-    #[serde(default)]
-    pub image_env: BTreeMap<String, String>,
+    /// What its image says of the commands in it.
+    pub image: ImageConfig,
     pub stopped: bool,
     pub paused: bool,
+}
+
+/// A layer on its way from live to sealed. Its folder has moved, the sandbox may not know yet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sealing {
+    /// What the live layer, by its number, becomes.
+    pub upper: u32,
+    pub layer: String,
+    pub lower: Vec<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -70,7 +91,7 @@ pub struct SnapshotMeta {
     #[serde(default)]
     pub directory: Option<String>,
     #[serde(default)]
-    pub image_env: BTreeMap<String, String>,
+    pub image: ImageConfig,
 }
 
 #[derive(Debug, Clone)]
@@ -78,6 +99,7 @@ pub struct State {
     pub root: PathBuf,
     /// As root: whom everything belongs to.
     pub owner: Option<u32>,
+    tag: String,
 }
 
 pub fn io_error(what: &Path, e: &std::io::Error) -> SandboxError {
@@ -92,11 +114,13 @@ impl State {
     pub fn open(root: &Path, owner: Option<u32>) -> Result<State> {
         fs::create_dir_all(root).map_err(|e| io_error(root, &e))?;
         let root = root.canonicalize().map_err(|e| io_error(root, &e))?;
-        let state = State { root, owner };
+        let hash = <sha2::Sha256 as sha2::Digest>::digest(root.as_os_str().as_bytes());
+        let tag = hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+        let state = State { root, owner, tag };
         fs::set_permissions(&state.root, fs::Permissions::from_mode(0o700))
             .map_err(|e| io_error(&state.root, &e))?;
         state.own(&state.root)?;
-        for dir in ["sandboxes", "layers", "snapshots", "images", "trash", "skeleton", "locks"] {
+        for dir in ["sandboxes", "layers", "snapshots", "images", "trash", "skeleton", "spool", "locks"] {
             state.make_dir(&state.root.join(dir))?;
         }
         Ok(state)
@@ -130,8 +154,18 @@ impl State {
         self.root.join("layers").join(name)
     }
 
-    /// Held by one process and one task at a time, per sandbox.
+    /// Held by one process and one task at a time, per sandbox, snapshot, image or layer.
     pub async fn lock(&self, name: &str) -> Result<Lock> {
+        loop {
+            if let Some(lock) = self.try_lock(name)? {
+                return Ok(lock);
+            }
+            tokio::time::sleep(LOCK_POLL).await;
+        }
+    }
+
+    /// None if somebody has it.
+    pub fn try_lock(&self, name: &str) -> Result<Option<Lock>> {
         let path = self.root.join("locks").join(name);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         loop {
@@ -139,14 +173,17 @@ impl State {
                 .map_err(|e| io_error(&path, &e.into()))?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // Whoever held it before may have removed it: only the file that the name leads to counts.
-                Ok(()) if same_file(&file, &path) => return Ok(Lock { path, _file: file }),
+                Ok(()) if same_file(&file, &path) => return Ok(Some(Lock { path, _file: file })),
                 Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => {
-                    tokio::time::sleep(std::time::Duration::from_millis(2)).await
-                }
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 Err(e) => return Err(io_error(&path, &e.into())),
             }
         }
+    }
+
+    /// A word that tells what is this folder's from what is another's, where both have names in one place.
+    pub fn tag(&self) -> &str {
+        &self.tag
     }
 
     pub fn load(&self, id: &SandboxId) -> Result<Option<Meta>> {
@@ -257,7 +294,7 @@ pub fn load<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
 
 pub fn save<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     let text = serde_json::to_vec(value).expect("state has string keys and no failing parts");
-    let temporary = path.with_extension(format!("tmp{:x}", unique()));
+    let temporary = path.with_extension(format!("part{:x}", unique()));
     let write = || {
         let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&temporary)?;
         file.set_permissions(fs::Permissions::from_mode(0o600))?;

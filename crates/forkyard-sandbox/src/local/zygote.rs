@@ -3,10 +3,10 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use forkyard_guest::zygote::{Answer, Ask, Ready, Start, Work, WorkResult};
-use rustix::fs::{MemfdFlags, SealFlags};
+use forkyard_guest::zygote::{Answer, Ask, Groups, Ready, RestackAsk, RootAsk, Start, Work, WorkResult};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use tokio::sync::Mutex;
 
 use super::fd::{Messages, message_pair};
@@ -18,14 +18,22 @@ pub static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forkyard-gue
 pub struct Zygote {
     commands: Arc<Mutex<Messages>>,
     child: std::sync::Mutex<Child>,
+    /// What sandboxes of the default root see of the host.
+    pub binds: Vec<String>,
+    /// What isolates every sandbox.
+    pub layers: Vec<String>,
 }
 
 pub fn unavailable(what: impl std::fmt::Display) -> SandboxError {
     SandboxError::new(ErrorKind::Unavailable, what.to_string())
 }
 
-/// The guest as a sealed file in memory: nobody can change what runs, and nothing has to be installed.
-fn program() -> std::io::Result<OwnedFd> {
+/// The guest as a sealed file in memory: nobody can change what runs, and nothing has to be installed. Made once.
+fn program() -> std::io::Result<&'static OwnedFd> {
+    static PROGRAM: OnceLock<OwnedFd> = OnceLock::new();
+    if let Some(program) = PROGRAM.get() {
+        return Ok(program);
+    }
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let make = |extra| rustix::fs::memfd_create("forkyard-guest", flags | extra);
     // Kernels before 6.3 do not know the flag, and do not need it.
@@ -34,42 +42,49 @@ fn program() -> std::io::Result<OwnedFd> {
     std::io::Write::write_all(&mut writer, GUEST)?;
     let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     rustix::fs::fcntl_add_seals(&writer, seals)?;
-    Ok(writer.into())
+    // A running program must not be open for writing.
+    let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+    let program = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(PROGRAM.get_or_init(|| program))
 }
 
-/// The guest at a task on this side, and our end of the socket that it knows.
+/// The guest at a task on this side, and our end of the socket that is its stdin. It closes whatever else it inherits.
 pub fn spawn_guest(task: &str) -> Result<(Child, OwnedFd)> {
     let failed = |e: std::io::Error| unavailable(format!("can't start the sandbox helper: {e}"));
     let program = program().map_err(failed)?;
     let (ours, theirs) = message_pair().map_err(|e| failed(e.into()))?;
-    let path = format!("/proc/self/fd/{}", program.as_raw_fd());
-    let mut command = Command::new(path);
-    // What it holds open or knows, every sandbox would hold or know.
-    command
+    // What it knows, every sandbox would know.
+    let child = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()))
         .arg0("forkyard-guest")
         .arg(task)
         .env_clear()
         .current_dir("/")
-        .stdin(Stdio::null())
+        .stdin(theirs)
         .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let socket = theirs.as_raw_fd();
-    command.arg(socket.to_string());
-    // SAFETY: only async-signal-safe calls, on a descriptor that stays open until the spawn is over.
-    unsafe {
-        command.pre_exec(move || {
-            // A library that opened files without close-on-exec must not leak them into sandboxes. Marked, not closed:
-            // the standard library still needs its own to report a failed exec.
-            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
-            match libc::fcntl(socket, libc::F_SETFD, 0) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            }
-        });
-    }
-    let child = command.spawn().map_err(failed)?;
-    drop((theirs, program));
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(failed)?;
     Ok((child, ours))
+}
+
+/// One question to a guest that was started for it; it ends with its answer.
+pub async fn ask_once<A: serde::Serialize>(
+    task: &str,
+    ask: &A,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
+    let (mut child, socket) = spawn_guest(task)?;
+    let text = serde_json::to_vec(ask).expect("messages have string keys and no failing parts");
+    let asked = async {
+        let messages = Messages::new(socket)?;
+        messages.send(&text, fds).await?;
+        messages.receive().await
+    };
+    let answer = asked.await;
+    // It has answered or it is broken: either way it is at its end.
+    let _ = child.kill();
+    let _ = child.wait();
+    answer.map_err(unavailable)
 }
 
 impl Zygote {
@@ -77,14 +92,24 @@ impl Zygote {
         let (child, ours) = spawn_guest("zygote")?;
         let failed = |e: std::io::Error| unavailable(format!("can't start the sandbox helper: {e}"));
         let commands = Messages::new(ours).map_err(failed)?;
-        let zygote = Zygote { commands: Arc::new(Mutex::new(commands)), child: std::sync::Mutex::new(child) };
         let text = serde_json::to_vec(start).expect("messages have string keys and no failing parts");
-        let commands = zygote.commands.lock().await;
-        commands.send(&text, &[]).await.map_err(failed)?;
-        let (answer, _) = commands.receive().await.map_err(failed)?;
-        drop(commands);
-        match serde_json::from_slice(&answer) {
-            Ok(Answer::Up) => Ok(zygote),
+        let answer = async {
+            commands.send(&text, &[]).await?;
+            commands.receive().await
+        };
+        let answer = answer.await;
+        // Made before the answer is looked at: dropping it reaps the child.
+        let mut zygote = Zygote {
+            commands: Arc::new(Mutex::new(commands)),
+            child: std::sync::Mutex::new(child),
+            binds: Vec::new(),
+            layers: Vec::new(),
+        };
+        match serde_json::from_slice(&answer.map_err(failed)?.0) {
+            Ok(Answer::Up { binds, layers }) => {
+                (zygote.binds, zygote.layers) = (binds, layers);
+                Ok(zygote)
+            }
             Ok(Answer::Failed { step, errno }) => Err(setup_error(&step, errno)),
             Ok(Answer::Cloned { .. }) | Err(_) => {
                 Err(unavailable("the sandbox helper ended while it started"))
@@ -117,54 +142,83 @@ impl Zygote {
         match serde_json::from_slice(&answer) {
             Ok(Answer::Cloned { pid }) => Ok((pid, got.pop().ok_or_else(gone)?)),
             Ok(Answer::Failed { step, errno }) => Err(setup_error(&step, errno)),
-            Ok(Answer::Up) | Err(_) => Err(gone()),
+            Ok(Answer::Up { .. }) | Err(_) => Err(gone()),
         }
     }
 
-    /// A new sandbox: its pid, its isolation layers and the proxy's socket.
+    /// A new sandbox, which now sets itself up.
     pub async fn sandbox(&self, ask: Ask, fds: Vec<OwnedFd>) -> Result<Cloned> {
-        let (ready, theirs) = message_pair().map_err(unavailable)?;
+        let (channel, theirs) = message_pair().map_err(unavailable)?;
         let mut all = vec![theirs];
         all.extend(fds);
         let (pid, _pidfd) = self.ask(&ask, all).await?;
-        let ready = Messages::new(ready).map_err(unavailable)?;
-        let (text, mut got) = ready.receive().await.map_err(unavailable)?;
-        match serde_json::from_slice(&text) {
-            Ok(Ready::Up { layers }) => Ok(Cloned { pid, layers, proxy: got.pop() }),
-            Ok(Ready::Failed { step, errno }) => Err(setup_error(&step, errno)),
-            Err(_) => Err(unavailable("the sandbox ended while it was set up")),
-        }
+        Ok(Cloned { pid, channel: Messages::new(channel).map_err(unavailable)? })
     }
 
-    /// Puts a new root under a quiet sandbox.
-    pub async fn restack(&self, ask: Ask, namespaces: Vec<OwnedFd>) -> Result<()> {
-        match self.job(ask, namespaces).await? {
-            WorkResult::Done { .. } => Ok(()),
-            WorkResult::Failed { step, errno } => Err(setup_error(&step, errno)),
-            WorkResult::TimedOut | WorkResult::Refused { .. } => Err(unavailable("the new root was refused")),
+    /// A root for a sandbox that lives, as a detached mount.
+    pub async fn root(&self, root: RootAsk, directory: Vec<OwnedFd>) -> Result<OwnedFd> {
+        match self.job(Ask::Root { root }, directory).await? {
+            (WorkResult::Done { .. }, mut fds) => fds.pop().ok_or_else(|| unavailable("no root was made")),
+            (WorkResult::Failed { step, errno }, _) => Err(setup_error(&step, errno)),
+            (WorkResult::TimedOut | WorkResult::Refused { .. }, _) => {
+                Err(unavailable("the new root was refused"))
+            }
         }
     }
 
     pub async fn work(&self, work: Work, fds: Vec<OwnedFd>) -> Result<WorkResult> {
-        self.job(Ask::Work(work), fds).await
+        Ok(self.job(Ask::Work(work), fds).await?.0)
     }
 
-    async fn job(&self, ask: Ask, fds: Vec<OwnedFd>) -> Result<WorkResult> {
+    async fn job(&self, ask: Ask, fds: Vec<OwnedFd>) -> Result<(WorkResult, Vec<OwnedFd>)> {
         let (result, theirs) = message_pair().map_err(unavailable)?;
         let mut all = vec![theirs];
         all.extend(fds);
         self.ask(&ask, all).await?;
         let result = Messages::new(result).map_err(unavailable)?;
-        let (text, _) = result.receive().await.map_err(unavailable)?;
-        serde_json::from_slice(&text)
-            .map_err(|_| unavailable("the sandbox helper's worker ended without a result"))
+        let (text, fds) = result.receive().await.map_err(unavailable)?;
+        let result = serde_json::from_slice(&text)
+            .map_err(|_| unavailable("the sandbox helper's worker ended without a result"))?;
+        Ok((result, fds))
     }
 }
 
+/// Puts a new root under a quiet sandbox, from whichever process. `descriptors`: its user and mount namespace, the root.
+pub async fn restack(ask: &RestackAsk, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
+    let (text, _) = ask_once("restack", ask, descriptors).await?;
+    match serde_json::from_slice(&text) {
+        Ok(WorkResult::Done { .. }) => Ok(()),
+        Ok(WorkResult::Failed { step, errno }) => Err(setup_error(&step, errno)),
+        Ok(WorkResult::TimedOut | WorkResult::Refused { .. }) | Err(_) => {
+            Err(unavailable("the new root was not put under the sandbox"))
+        }
+    }
+}
+
+/// A clone on its way to a sandbox.
 pub struct Cloned {
     pub pid: i32,
-    pub layers: Vec<String>,
-    pub proxy: Option<OwnedFd>,
+    channel: Messages,
+}
+
+impl Cloned {
+    /// The groups that it waits for.
+    pub async fn join(&self, groups: &Groups, fds: &[OwnedFd]) {
+        let text = serde_json::to_vec(groups).expect("messages have string keys and no failing parts");
+        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
+        // One that is gone has said why.
+        let _ = self.channel.send(&text, &borrowed).await;
+    }
+
+    /// The end of its setup; the proxy's socket, if it has one.
+    pub async fn ready(&self) -> Result<Option<OwnedFd>> {
+        let (text, mut got) = self.channel.receive().await.map_err(unavailable)?;
+        match serde_json::from_slice(&text) {
+            Ok(Ready::Up) => Ok(got.pop()),
+            Ok(Ready::Failed { step, errno }) => Err(setup_error(&step, errno)),
+            Err(_) => Err(unavailable("the sandbox ended while it was set up")),
+        }
+    }
 }
 
 impl Drop for Zygote {

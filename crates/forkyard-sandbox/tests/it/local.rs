@@ -108,6 +108,37 @@ async fn children_of_a_snapshot_share_nothing_later() {
     assert_eq!(dir.path().join("layers").read_dir().unwrap().count(), 0);
 }
 
+/// Fewer in CI, all of them at full scale.
+pub fn scaled(few: u32, all: u32) -> u32 {
+    if std::env::var("FORKYARD_TEST_SCALE").is_ok_and(|scale| scale == "full") { all } else { few }
+}
+
+/// What of sandboxes, snapshots and images is left in a state folder.
+fn left(state: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let parts = ["sandboxes", "trash", "locks", "layers", "snapshots", "images"];
+    parts.iter().flat_map(|part| state.join(part).read_dir().unwrap().flatten().map(|e| e.path())).collect()
+}
+
+pub fn assert_empty(state: &std::path::Path) {
+    assert_eq!(left(state), Vec::<std::path::PathBuf>::new());
+}
+
+/// After a kill. A helper that the killed owner was just starting holds its locks for a moment longer than the owner.
+pub async fn sweep_until_empty(provider: &LocalProvider, state: &std::path::Path) {
+    let gone = async {
+        loop {
+            provider.sweep().await.unwrap();
+            if left(state).is_empty() {
+                return;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    if tokio::time::timeout(std::time::Duration::from_secs(20), gone).await.is_err() {
+        assert_empty(state);
+    }
+}
+
 /// Every case on a fresh state folder; what failed, by name.
 async fn run_cases(cases: Vec<Case>) {
     run_cases_on(cases, offline()).await;

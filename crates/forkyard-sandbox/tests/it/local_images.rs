@@ -8,7 +8,7 @@ use axum::extract::{Path as UrlPath, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use flate2::{Compression, write::GzEncoder};
-use forkyard_core::{Attempt, SandboxId};
+use forkyard_core::{Attempt, SandboxId, SnapshotId};
 use forkyard_sandbox::conformance::{attacks, conformance};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{ErrorKind, Labels, Provider, Result, Root, Sandbox};
@@ -51,16 +51,17 @@ fn layer(entries: &[(EntryType, &str, &str)]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-fn config(layers: &[Vec<u8>]) -> Vec<u8> {
+fn config(layers: &[Vec<u8>], user: &str) -> Vec<u8> {
     let ids: Vec<String> = layers.iter().map(|layer| format!("sha256:{}", sha(layer))).collect();
-    json!({ "config": { "Env": ["PATH=/bin", "FROM_IMAGE=yes"] }, "rootfs": { "type": "layers", "diff_ids": ids } })
+    let env = ["PATH=/bin", "FROM_IMAGE=yes"];
+    json!({ "config": { "Env": env, "User": user, "WorkingDir": "/elsewhere" }, "rootfs": { "type": "layers", "diff_ids": ids } })
         .to_string()
         .into_bytes()
 }
 
 /// All that a registry serves or a layout holds: blobs by digest, and the manifest's digest.
-fn blobs(layers: &[Vec<u8>]) -> (Vec<Vec<u8>>, String) {
-    let config = config(layers);
+fn blobs(layers: &[Vec<u8>], user: &str) -> (Vec<Vec<u8>>, String) {
+    let config = config(layers, user);
     let packed: Vec<Vec<u8>> = layers.iter().map(|layer| gzip(layer)).collect();
     let describe = |data: &Vec<u8>| json!({ "digest": format!("sha256:{}", sha(data)), "size": data.len() });
     let manifest =
@@ -71,7 +72,11 @@ fn blobs(layers: &[Vec<u8>]) -> (Vec<Vec<u8>>, String) {
 }
 
 fn write_layout(dir: &Path, layers: &[Vec<u8>]) -> String {
-    let (blobs, manifest) = blobs(layers);
+    write_layout_for(dir, layers, "")
+}
+
+fn write_layout_for(dir: &Path, layers: &[Vec<u8>], user: &str) -> String {
+    let (blobs, manifest) = blobs(layers, user);
     let folder = dir.join("blobs/sha256");
     std::fs::create_dir_all(&folder).unwrap();
     for blob in blobs {
@@ -97,7 +102,7 @@ fn write_archive(path: &Path, layers: &[Vec<u8>]) -> String {
     for (name, data) in names.iter().zip(layers) {
         add(name, data);
     }
-    add("config.json", &config(layers));
+    add("config.json", &config(layers, ""));
     add("manifest.json", json!([{ "Config": "config.json", "Layers": names }]).to_string().as_bytes());
     tar.finish().unwrap();
     format!("archive:{}", path.display())
@@ -171,6 +176,37 @@ async fn layouts_archives_and_a_registry_give_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_images_user_is_the_user_inside() {
+    let Some(mut layers) = busybox_layers() else { return };
+    let passwd = "root:x:0:0:root:/root:/bin/sh\nkeeper:x:4321:4321::/home/keeper:/bin/sh\n";
+    layers.push(layer(&[
+        (EntryType::Regular, "etc/passwd", passwd),
+        (EntryType::Directory, "home/keeper/", ""),
+    ]));
+    let (provider, dir) = provider();
+    let reference = write_layout_for(&dir.path().join("layout"), &layers, "keeper:keeper");
+    let sandbox = make(&provider, "kept", &reference).await.unwrap();
+    let look = "id -u; whoami; echo $USER $HOME; cd; echo mine > file && cat file; pwd";
+    let want = "4321\nkeeper\nkeeper /home/keeper\nmine\n/home/keeper\n";
+    assert_eq!(sh(&sandbox, look).await, (0, want.into()));
+    assert_eq!(sh(&sandbox, "pwd").await.1, "/workspace\n");
+    let snapshot = SnapshotId::new("kept").unwrap();
+    sandbox.snapshot(&snapshot, &Labels::new()).await.unwrap();
+    let child = offline(Root::Snapshot(snapshot.clone()));
+    let child = provider.create(&SandboxId::new("child").unwrap(), Attempt(1), &child).await.unwrap();
+    assert_eq!(sh(&child, look).await, (0, want.into()));
+    let unknown = write_layout_for(&dir.path().join("unknown"), &layers, "stranger");
+    assert_eq!(make(&provider, "unknown", &unknown).await.err().unwrap().kind, ErrorKind::Invalid);
+    for name in ["kept", "child"] {
+        provider.destroy(&SandboxId::new(name).unwrap()).await.unwrap();
+    }
+    provider.remove_snapshot(&snapshot).await.unwrap();
+    provider.remove_image(&reference).await.unwrap();
+    provider.settle().await;
+    crate::local::assert_empty(&dir.path().join("state"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn hostile_images_are_refused_and_leave_nothing() {
     let (provider, dir) = provider();
     let outside = dir.path().join("outside");
@@ -237,7 +273,7 @@ struct Served {
 async fn serve(layers: &[Vec<u8>]) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let (blobs, manifest) = blobs(layers);
+    let (blobs, manifest) = blobs(layers, "");
     let served = Arc::new(Served { blobs, manifest, address: address.clone() });
     let app = axum::Router::new()
         .route("/token", axum::routing::get(|| async { axum::Json(json!({ "token": "let-me-in" })) }))

@@ -6,6 +6,7 @@
 
 mod registry;
 mod source;
+mod user;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -40,7 +41,23 @@ pub struct ImageMeta {
     pub reference: String,
     /// Topmost first.
     pub layers: Vec<String>,
+    pub config: ImageConfig,
+}
+
+/// What an image says of the commands in it. Its working directory and entry point are not used: commands are named, and start
+/// in /workspace.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageConfig {
     pub env: BTreeMap<String, String>,
+    /// None: the image's root, in whose place is Forkyard's own user.
+    pub user: Option<ImageUser>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageUser {
+    pub id: u32,
+    pub name: String,
+    pub home: String,
 }
 
 fn refused(why: String) -> SandboxError {
@@ -97,7 +114,9 @@ impl Inner {
             return Ok(known);
         }
         // Downloads live as long as the unpacking.
-        let downloads = tempfile::tempdir_in(self.state.root.join("images"))
+        let downloads = tempfile::Builder::new()
+            .prefix(&format!("{key}{}", state::PART))
+            .tempdir_in(self.state.root.join("images"))
             .map_err(|e| io_error(&self.state.root, &e))?;
         let image = match from {
             Source::Layout(path) => blocking(move || source::layout(Path::new(&path))).await?,
@@ -107,14 +126,19 @@ impl Inner {
         let user = format!("image.{key}");
         let mut layers = Vec::new();
         let unpacked = self.unpack_all(&image, &user, &mut layers).await;
-        if let Err(e) = unpacked {
+        layers.reverse();
+        let config = image.config.config.unwrap_or_default();
+        let inside = unpacked.and_then(|()| match config.user.as_deref().unwrap_or_default() {
+            "" => Ok(None),
+            named => user::resolve(named, &self.passwd(&layers)),
+        });
+        if inside.is_err() {
             for layer in &layers {
                 self.drop_layer(layer, &user)?;
             }
-            return Err(e);
         }
-        layers.reverse();
-        let env = image.config.config.unwrap_or_default().env.unwrap_or_default();
+        let inside = inside?;
+        let env = config.env.unwrap_or_default();
         let pair =
             |text: &String| text.split_once('=').map(|(name, value)| (name.to_string(), value.to_string()));
         let usable = |(name, value): &(String, String)| {
@@ -124,7 +148,8 @@ impl Inner {
                 && name.len() + value.len() < 32 << 10
         };
         let env = env.iter().filter_map(pair).filter(usable).take(MAX_VARIABLES).collect();
-        let meta = ImageMeta { format: state::format(), reference: reference.into(), layers, env };
+        let config = ImageConfig { env, user: inside };
+        let meta = ImageMeta { format: state::format(), reference: reference.into(), layers, config };
         state::save(&path, &meta)?;
         Ok(meta)
     }

@@ -75,6 +75,8 @@ pub struct Config {
 pub struct Process {
     #[serde(default)]
     pub env: Option<Vec<String>>,
+    #[serde(default)]
+    pub user: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]

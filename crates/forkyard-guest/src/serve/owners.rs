@@ -1,0 +1,252 @@
+//! Owners: who may connect, what they may ask, which attempt of them counts.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forkyard_guest::protocol::{Answer, Fault, Op, Request, VERSION};
+use rustix::event::epoll;
+
+use super::conn::Conn;
+use super::outbox::Outbox;
+use super::procs;
+use super::quiet::Quiet;
+use super::server::{Server, Token};
+use crate::files;
+
+/// Connections at once: an owner has one or two.
+const MAX_CONNS: usize = 64;
+/// Requests that wait for the end of a snapshot.
+const MAX_DEFERRED: usize = 4096;
+
+impl Server {
+    pub(super) fn accept(&mut self) {
+        let Some(listener) = &self.config.listener else { return };
+        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+        let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
+        // Locally a peer outside of this pid namespace has no number in it; one that has is a command, and no owner.
+        if self.config.token.is_none() && peer_pid(&socket) != Some(0) || self.conns.len() >= MAX_CONNS {
+            return;
+        }
+        let _ = self.add_conn(socket);
+    }
+
+    pub(super) fn add_conn(&mut self, socket: OwnedFd) -> rustix::io::Result<()> {
+        rustix::io::ioctl_fionbio(&socket, true)?;
+        let number = self.number();
+        self.watch(socket.as_fd(), Token::Conn(number), epoll::EventFlags::IN)?;
+        self.conns.insert(number, Conn::new(socket, Outbox::new(Arc::clone(&self.wake))));
+        Ok(())
+    }
+
+    pub(super) fn read_conn(&mut self, number: u64) {
+        loop {
+            let Some(conn) = self.conns.get_mut(&number) else { return };
+            match conn.fill() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(_) => return self.close_conn(number),
+            }
+            loop {
+                let Some(conn) = self.conns.get_mut(&number) else { return };
+                match conn.next() {
+                    Ok(Some((request, body))) => self.on_request(number, request, body),
+                    Ok(None) => break,
+                    Err(_) => return self.close_conn(number),
+                }
+            }
+        }
+    }
+
+    pub(super) fn close_conn(&mut self, number: u64) {
+        let Some(conn) = self.conns.remove(&number) else { return };
+        let _ = epoll::delete(&self.epoll, &conn.socket);
+        conn.out.close();
+        self.changes.fetch_sub(conn.uploads.len(), Ordering::SeqCst);
+        drop(conn);
+        for job in self.jobs.values_mut() {
+            job.readers.retain(|reader| reader.conn != number);
+            if job.readers.is_empty() && job.call.is_none() && job.ended.is_none() {
+                procs::kill_tree(job.pid);
+            }
+        }
+        self.jobs.retain(|_, job| job.call.is_some() || job.ended.is_none() || !job.readers.is_empty());
+        if self.quiet.as_ref().is_some_and(|quiet| quiet.owner == number) {
+            self.thaw();
+        }
+    }
+
+    pub(super) fn on_request(&mut self, number: u64, request: Request, body: Vec<u8>) {
+        let Some(conn) = self.conns.get(&number) else { return };
+        let (seq, out) = (request.seq, conn.out.clone());
+        if conn.attempt.is_none() && !matches!(request.op, Op::Hello { .. }) {
+            return out.error(seq, Fault::Denied, "say hello first");
+        }
+        let starts = matches!(request.op, Op::Exec(_)) || files::changes_files(&request.op);
+        if starts && self.quiet.is_some() {
+            if self.deferred.len() < MAX_DEFERRED {
+                self.deferred.push((number, request, body));
+            } else {
+                out.error(
+                    seq,
+                    Fault::Unavailable,
+                    "a snapshot is being taken and too many requests wait for it",
+                );
+            }
+            return;
+        }
+        match request.op {
+            Op::Hello { version, attempt, token } => self.hello(number, seq, version, attempt, token),
+            Op::Exec(op) => self.exec(number, seq, op),
+            Op::Stdin { exec } => self.stdin(number, seq, exec, &body),
+            Op::CloseStdin { exec } => self.close_stdin(number, seq, exec),
+            Op::Signal { exec, signal } => self.signal(number, seq, exec, signal),
+            Op::Resize { exec, cols, rows } => self.resize(number, seq, exec, cols, rows),
+            Op::Ack { exec, frames } => self.ack(number, exec, frames),
+            Op::Drop { exec } => self.drop_reader(number, exec),
+            Op::Forget { call } => self.forget(&call, seq, &out),
+            Op::Calls => {
+                let calls = self.jobs.values().filter_map(|job| job.call.clone()).collect();
+                out.push(seq, Answer::Calls { calls }, &[]);
+            }
+            Op::WriteBegin { path, mode } => match files::write::Upload::begin(&path, mode) {
+                Ok(upload) => {
+                    self.changes.fetch_add(1, Ordering::SeqCst);
+                    if let Some(conn) = self.conns.get_mut(&number) {
+                        conn.uploads.insert(seq, upload);
+                    }
+                    out.push(seq, Answer::Done, &[]);
+                }
+                Err(e) => out.error(seq, e.kind, e.message),
+            },
+            Op::Append { write } | Op::Commit { write } | Op::Abort { write } => {
+                self.upload(number, seq, write, &request.op, &body);
+            }
+            Op::Stats => self.stats(seq, out),
+            Op::Quiesce => match &self.quiet {
+                Some(_) => out.error(seq, Fault::Unavailable, "another snapshot is being taken"),
+                None => {
+                    self.quiet = Some(Quiet { owner: number, seq, since: None });
+                    self.on_quiet();
+                }
+            },
+            Op::Thaw => {
+                if let Some(upper) = self.conns.get_mut(&number).and_then(|conn| conn.passed.take()) {
+                    self.watchdog.go_on_in(upper);
+                }
+                self.thaw();
+                out.push(seq, Answer::Done, &[]);
+            }
+            Op::Pause => {
+                self.paused = true;
+                if !self.config.freezer.as_ref().is_some_and(|freezer| freezer.freeze()) {
+                    procs::stop_all();
+                }
+                out.push(seq, Answer::Done, &[]);
+            }
+            Op::Resume => {
+                self.paused = false;
+                if !self.config.freezer.as_ref().is_some_and(|freezer| freezer.thaw()) {
+                    procs::continue_all();
+                }
+                out.push(seq, Answer::Done, &[]);
+            }
+            Op::Descriptors { what } => self.descriptors(seq, what, &out),
+            Op::Shutdown => self.ending = true,
+            Op::Read { .. }
+            | Op::Write { .. }
+            | Op::Stat { .. }
+            | Op::List { .. }
+            | Op::Remove { .. }
+            | Op::MakeDir { .. }
+            | Op::Glob { .. }
+            | Op::Grep { .. }
+            | Op::GitExport { .. } => self.ask_files(number, request, body),
+        }
+    }
+
+    fn hello(&mut self, number: u64, seq: u32, version: u32, attempt: u32, token: Option<String>) {
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        let out = conn.out.clone();
+        if version != VERSION {
+            return out.error(
+                seq,
+                Fault::Invalid,
+                format!("the guest speaks version {VERSION}, not {version}"),
+            );
+        }
+        if self.config.token != token {
+            return out.error(seq, Fault::Denied, "wrong token");
+        }
+        if attempt < self.config.attempt {
+            let newer = self.config.attempt;
+            return out.error(
+                seq,
+                Fault::Stale,
+                format!("attempt {newer} owns this sandbox, {attempt} is older"),
+            );
+        }
+        conn.attempt = Some(attempt);
+        out.push(seq, Answer::Welcome { version: VERSION }, &[]);
+        if attempt > self.config.attempt {
+            self.config.attempt = attempt;
+            let older: Vec<u64> = self
+                .conns
+                .iter()
+                .filter(|(_, c)| c.attempt.is_some_and(|a| a < attempt))
+                .map(|(n, _)| *n)
+                .collect();
+            for number in older {
+                if let Some(conn) = self.conns.get(&number) {
+                    // Under no request's number: why the connection ends.
+                    conn.out.error(0, Fault::Stale, format!("attempt {attempt} has taken over this sandbox"));
+                    let _ = conn.out.flush(conn.socket.as_fd());
+                }
+                self.close_conn(number);
+            }
+        }
+    }
+
+    pub(super) fn flush_all(&mut self) {
+        let mut broken = Vec::new();
+        for (number, conn) in &mut self.conns {
+            let wants = match conn.out.flush(conn.socket.as_fd()) {
+                Ok(done) => !done,
+                Err(_) => {
+                    broken.push(*number);
+                    continue;
+                }
+            };
+            if wants != conn.wants_write {
+                conn.wants_write = wants;
+                let flags = if wants {
+                    epoll::EventFlags::IN | epoll::EventFlags::OUT
+                } else {
+                    epoll::EventFlags::IN
+                };
+                let data = epoll::EventData::new_u64(Token::Conn(*number).pack());
+                let _ = epoll::modify(&self.epoll, &conn.socket, data, flags);
+            }
+        }
+        for number in broken {
+            self.close_conn(number);
+        }
+    }
+}
+
+/// The peer's pid as this pid namespace sees it: 0 for one from outside.
+fn peer_pid(socket: &OwnedFd) -> Option<i32> {
+    let mut cred = libc::ucred { pid: -1, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: SO_PEERCRED writes one ucred of the length given; both live across the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut length,
+        )
+    };
+    (result == 0).then_some(cred.pid)
+}

@@ -1,0 +1,100 @@
+//! Quiet, for a snapshot: nothing starts and nothing is written while the root may be replaced.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use forkyard_guest::protocol::{Answer, Descriptors, Fault};
+use rustix::fs::{Mode, OFlags};
+
+use super::outbox::Outbox;
+use super::server::{Server, has_children};
+use crate::sys::{Result, Step, landlock};
+
+/// Somebody asked for quiet.
+pub struct Quiet {
+    pub owner: u64,
+    pub seq: u32,
+    /// Set when it is quiet: the layer that the root wrote to then.
+    pub since: Option<Option<String>>,
+}
+
+impl Server {
+    /// Answers whoever asked for quiet, once nothing changes any more.
+    pub(super) fn on_quiet(&mut self) {
+        let Some(quiet @ Quiet { since: None, .. }) = &mut self.quiet else { return };
+        if self.changes.load(Ordering::SeqCst) > 0 {
+            return;
+        }
+        let layer = root_layer();
+        quiet.since = Some(layer.clone());
+        if let Some(conn) = self.conns.get(&quiet.owner) {
+            conn.out.push(quiet.seq, Answer::Quiet { busy: has_children(), layer }, &[]);
+        }
+    }
+
+    pub(super) fn thaw(&mut self) {
+        let Some(Quiet { since, .. }) = self.quiet.take() else { return };
+        // Landlock's rules hold for one root. Without them nothing may run.
+        if since.is_some_and(|layer| layer != root_layer()) && self.renew_landlock().is_err() {
+            self.ending = true;
+            return;
+        }
+        for (number, request, body) in std::mem::take(&mut self.deferred) {
+            self.on_request(number, request, body);
+        }
+    }
+
+    pub(super) fn renew_landlock(&mut self) -> Result<()> {
+        self.landlock = None;
+        if self.config.landlock {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let root = rustix::fs::open("/", flags, Mode::empty()).step("landlock")?;
+            self.landlock = landlock::ruleset(root.as_fd()).step("landlock")?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn descriptors(&mut self, seq: u32, what: Descriptors, out: &Outbox) {
+        let open = |path: &str| rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+        let fds: rustix::io::Result<Vec<OwnedFd>> = match what {
+            Descriptors::Proxy => self.config.proxy.iter().map(rustix::io::dup).collect(),
+            Descriptors::Upper => self.watchdog.upper().iter().map(rustix::io::dup).collect(),
+            Descriptors::Namespaces => {
+                ["/proc/self/ns/user", "/proc/self/ns/mnt"].into_iter().map(open).collect()
+            }
+        };
+        match fds {
+            Ok(fds) if !fds.is_empty() => out.push_with(seq, Answer::Done, &[], fds),
+            Ok(_) => out.error(seq, Fault::NotFound, "this sandbox has no such descriptor"),
+            Err(e) => out.error(seq, Fault::Unavailable, e.to_string()),
+        }
+    }
+}
+
+/// The name of the layer that this root writes to, as the kernel has it: whoever replaced the root may not have lived to say.
+fn root_layer() -> Option<String> {
+    upper_of_root(&std::fs::read_to_string("/proc/self/mountinfo").ok()?)
+}
+
+fn upper_of_root(mounts: &str) -> Option<String> {
+    let root = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some("/"))?;
+    let (_, options) = root.split_once(" - overlay ")?;
+    let upper = options.split([' ', ',']).find_map(|option| option.strip_prefix("upperdir="))?;
+    upper.rsplit('/').next()?.strip_prefix("up").map(String::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layer_is_read_from_the_mount_of_the_root() {
+        let mounts = "\
+90 80 0:50 / / rw,nosuid,nodev - overlay none rw,lowerdir+=/skel,upperdir=/state/sandboxes/a/up12,workdir=/state/sandboxes/a/work12,userxattr
+91 90 0:51 / /proc rw - proc none rw
+92 90 0:52 / /workspace/x rw - overlay none rw,upperdir=/elsewhere/up7
+";
+        assert_eq!(upper_of_root(mounts).as_deref(), Some("12"));
+        assert_eq!(upper_of_root("90 80 0:50 / / rw - ext4 /dev/x rw\n"), None);
+    }
+}

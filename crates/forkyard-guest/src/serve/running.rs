@@ -1,0 +1,160 @@
+//! Commands under way: their streams, their ends, and the limits that the guest itself keeps.
+
+use std::os::fd::AsFd;
+use std::time::Instant;
+
+use rustix::event::epoll;
+
+use super::job::Which;
+use super::server::{Server, Token, has_children};
+use super::spool;
+use super::watch::{INTERVAL, Verdict};
+
+impl Server {
+    /// Watches the streams of a job that can take more, and no others: a closed pipe would report itself for ever.
+    pub(super) fn watch_job(&mut self, number: u64) {
+        let Some(job) = self.jobs.get_mut(&number) else { return };
+        for which in [Which::Stdout, Which::Stderr] {
+            let stream = job.stream(which);
+            let Some(fd) = &stream.fd else {
+                stream.watched = false; // closing took it out
+                continue;
+            };
+            let wanted = stream.spool.room() > 0;
+            if wanted != stream.watched {
+                stream.watched = wanted;
+                let data = epoll::EventData::new_u64(Token::Output(which, number).pack());
+                let _ = if wanted {
+                    epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+                } else {
+                    epoll::delete(&self.epoll, fd)
+                };
+            }
+        }
+    }
+
+    pub(super) fn read_output(&mut self, number: u64, which: Which) {
+        let Some(job) = self.jobs.get_mut(&number) else { return };
+        let dir = self.config.spool.as_ref().map(|fd| fd.as_fd());
+        let budget = spool::MAX_TOTAL.saturating_sub(self.spooled);
+        let taken = job.read(which, &mut self.buffer, dir, budget);
+        if job.call.is_some() {
+            self.spooled += taken;
+        }
+        self.progress(number);
+    }
+
+    /// After anything happened to a job: pass output on, notice its end, forget it if nobody waits for it.
+    pub(super) fn progress(&mut self, number: u64) {
+        let Some(job) = self.jobs.get_mut(&number) else { return };
+        job.pump();
+        if job.exit.is_none() && job.is_done(Instant::now()) {
+            job.finish();
+            let left = [job.stdout.fd.take(), job.stderr.fd.take()];
+            job.stdin = None;
+            job.pump();
+            for fd in left.into_iter().flatten() {
+                let drain = self.number();
+                let _ = epoll::delete(&self.epoll, &fd);
+                if self.watch(fd.as_fd(), Token::Drain(drain), epoll::EventFlags::IN).is_ok() {
+                    self.drains.insert(drain, fd);
+                }
+            }
+        }
+        let Some(job) = self.jobs.get(&number) else { return };
+        if job.exit.is_some() && job.call.is_none() && job.readers.is_empty() {
+            self.jobs.remove(&number);
+        } else {
+            self.watch_job(number);
+        }
+    }
+
+    pub(super) fn feed(&mut self, number: u64) {
+        let Some(job) = self.jobs.get_mut(&number) else { return };
+        let wants = job.feed();
+        let Some(stdin) = &job.stdin else {
+            job.stdin_watched = false;
+            return;
+        };
+        if wants != job.stdin_watched {
+            job.stdin_watched = wants;
+            let data = epoll::EventData::new_u64(Token::Stdin(number).pack());
+            let _ = if wants {
+                epoll::add(&self.epoll, stdin, data, epoll::EventFlags::OUT)
+            } else {
+                epoll::delete(&self.epoll, stdin)
+            };
+        }
+    }
+
+    /// Takes in every child that has ended, commands and orphans alike.
+    pub(super) fn reap(&mut self) {
+        let mut info = [0; 512];
+        while rustix::io::read(&self.children, &mut info).is_ok_and(|n| n > 0) {}
+        loop {
+            let mut status = 0;
+            // SAFETY: waitpid writes one status, which lives across the call.
+            let pid = unsafe { libc::waitpid(-1, &mut status, libc::WNOHANG) };
+            if pid <= 0 {
+                break;
+            }
+            let found =
+                self.jobs.iter().find(|(_, job)| job.pid == pid && job.ended.is_none()).map(|(n, _)| *n);
+            let Some(number) = found else { continue };
+            let oom_now = self.oom_count();
+            if let Some(job) = self.jobs.get_mut(&number) {
+                job.ended = Some((status, Instant::now()));
+                job.oom_killed |= oom_now > job.oom_before;
+            }
+            // What it wrote last is in the pipe by now.
+            for which in [Which::Stdout, Which::Stderr] {
+                self.read_output(number, which);
+            }
+            self.progress(number);
+        }
+    }
+
+    /// The kernel's count of processes that it killed for this sandbox's memory limit.
+    pub(super) fn oom_count(&self) -> u64 {
+        let Some(events) = &self.config.oom_events else { return 0 };
+        let mut text = [0; 512];
+        let n = rustix::io::pread(events, &mut text, 0).unwrap_or(0);
+        String::from_utf8_lossy(&text[..n])
+            .lines()
+            .filter_map(|line| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok())
+            .sum()
+    }
+
+    pub(super) fn look(&mut self, now: Instant) {
+        if self.next_look.is_some_and(|at| now < at) {
+            return;
+        }
+        if !has_children() {
+            self.next_look = None;
+            return;
+        }
+        self.next_look = Some(now + INTERVAL);
+        let note = match self.watchdog.look(self.paused) {
+            Verdict::Fine => return,
+            Verdict::Memory => "forkyard: killed, because the sandbox passed its memory limit\n",
+            Verdict::Disk => "forkyard: killed, because the sandbox passed its disk limit\n",
+        };
+        for job in self.jobs.values_mut().filter(|job| job.ended.is_none()) {
+            job.note = Some(note.into());
+            job.oom_killed |= note.contains("memory");
+        }
+        self.watchdog.kill();
+    }
+
+    /// A new command may be what the watchdog has to look at.
+    pub(super) fn expect_work(&mut self) {
+        if !self.watchdog.is_needed() {
+            return;
+        }
+        if self.next_look.is_none() {
+            self.watchdog.begin();
+            self.next_look = Some(Instant::now() + INTERVAL);
+        }
+        self.watchdog.measure_if_over();
+    }
+}

@@ -1,0 +1,271 @@
+//! Times of local sandboxes beside bubblewrap, Docker and a plain spawn, in one run and with all defaults on. `forkyard bench
+//! sandbox` shows them.
+
+mod docker;
+mod stopwatch;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use serde::{Deserialize, Serialize};
+
+use crate::egress::{EgressConfig, EgressProxy};
+use crate::local::{LocalOptions, LocalProvider};
+use crate::{ErrorKind, ExecRequest, Labels, Provider, Result, Root, Sandbox, SandboxError, SandboxSpec};
+
+pub use stopwatch::{Figure, Outcome, Report, Unit, Want};
+
+use stopwatch::{Times, at_least, at_most, p50};
+
+/// How much is measured.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Options {
+    pub rounds: usize,
+    /// Sandboxes that live at once; 0 leaves this out.
+    pub alive: usize,
+    /// The fork of a sandbox with this many files of together 1 GiB; 0 leaves this out.
+    pub files: usize,
+    /// This program, for the time of a whole `forkyard sandbox run true`, and the home that it gets.
+    pub program: Option<PathBuf>,
+    /// A folder for everything that is made.
+    pub dir: PathBuf,
+    pub docker_image: Option<String>,
+}
+
+/// Sandboxes made, used and destroyed at once.
+const AT_ONCE: usize = 100;
+/// Containers start slowly: so many tell enough.
+const DOCKER_ROUNDS: usize = 20;
+const FORK_ROUNDS: usize = 50;
+const GIB: u64 = 1 << 30;
+const BWRAP: [&str; 11] =
+    ["--ro-bind", "/", "/", "--unshare-all", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "true"];
+
+fn failed(what: impl std::fmt::Display) -> SandboxError {
+    SandboxError::new(ErrorKind::Unavailable, what.to_string())
+}
+
+/// The time of a whole program; its output goes nowhere.
+fn whole(program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<Duration> {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.envs(env.iter().copied());
+    let start = Instant::now();
+    let status = command.status();
+    let took = start.elapsed();
+    match status {
+        Ok(status) if status.success() => Ok(took),
+        Ok(status) => Err(failed(format!("{}: {status}", program.display()))),
+        Err(e) => Err(failed(format!("{}: {e}", program.display()))),
+    }
+}
+
+fn is_there(program: &str) -> bool {
+    whole(Path::new(program), &["--version"], &[]).is_ok()
+}
+
+async fn run_true(sandbox: &Arc<dyn Sandbox>) -> Result<()> {
+    match sandbox.exec(ExecRequest::new(["true"])).await?.output().await? {
+        (result, ..) if result.exit_code == 0 => Ok(()),
+        (result, ..) => Err(failed(format!("true ended with {}", result.exit_code))),
+    }
+}
+
+fn name(prefix: &str, number: usize) -> SandboxId {
+    SandboxId::new(format!("{prefix}{number}")).expect("letters and digits")
+}
+
+/// Measures; what it made is gone when it ends well.
+pub async fn run(options: &Options) -> Result<Report> {
+    let egress = EgressConfig::for_host(&options.dir, Arc::new(|_| {}))?;
+    let local = LocalOptions { egress: Some(Arc::new(EgressProxy::new(egress))), ..LocalOptions::default() };
+    let provider = LocalProvider::new(&options.dir.join("state"), local)?;
+    let mut report = Report::new();
+    let spawned = single(&provider, options, &mut report).await?;
+    snapshots(&provider, options, &mut report).await?;
+    burst(&provider, &mut report).await?;
+    if options.alive > 0 {
+        alive(&provider, options.alive, &mut report).await?;
+    }
+    provider.settle().await;
+    docker::measure(options, DOCKER_ROUNDS, &spawned, &mut report)?;
+    Ok(report)
+}
+
+/// What Docker is compared with.
+struct Single {
+    whole: Duration,
+    exec: Duration,
+}
+
+/// One sandbox at a time. All that is compared is measured in turns.
+async fn single(provider: &LocalProvider, options: &Options, report: &mut Report) -> Result<Single> {
+    let spec = SandboxSpec::default();
+    let warm = provider.create(&name("warm", 0), Attempt(1), &spec).await?;
+    run_true(&warm).await?;
+    let bwrap = is_there("bwrap");
+    let home = options.dir.join("home");
+    let mut times = Times::default();
+    for i in 0..options.rounds {
+        times.add("plain spawn of true", whole(Path::new("true"), &[], &[])?);
+        if bwrap {
+            times.add("bwrap, all namespaces, true", whole(Path::new("bwrap"), &BWRAP, &[])?);
+        }
+        let start = Instant::now();
+        run_true(&warm).await?;
+        times.add("exec of true", start.elapsed());
+
+        let (id, start) = (name("one", i), Instant::now());
+        let sandbox = provider.create(&id, Attempt(1), &spec).await?;
+        times.add("create", start.elapsed());
+        run_true(&sandbox).await?;
+        let destroy = Instant::now();
+        provider.destroy(&id).await?;
+        times.add("destroy", destroy.elapsed());
+        times.add("create + true + destroy", start.elapsed());
+        drop(sandbox);
+
+        if let Some(program) = &options.program {
+            let env = [("FORKYARD_HOME", home.as_path())];
+            times.add("forkyard sandbox run true", whole(program, &["sandbox", "run", "true"], &env)?);
+        }
+    }
+    provider.destroy(&name("warm", 0)).await?;
+    let spawn = times.p50("plain spawn of true");
+    let single = Single { whole: times.p50("create + true + destroy"), exec: times.p50("exec of true") };
+    report.ratio("exec of true / plain spawn", single.exec, spawn, at_most(1.25));
+    if bwrap {
+        let bwrap = times.p50("bwrap, all namespaces, true");
+        report.ratio("create + true + destroy / bwrap", single.whole, bwrap, at_most(0.9));
+        if options.program.is_some() {
+            let program = times.p50("forkyard sandbox run true");
+            report.ratio("forkyard sandbox run true / bwrap", program, bwrap, at_most(2.5));
+        }
+    }
+    report.times(times);
+    Ok(single)
+}
+
+/// The time to a child that can be used, of an empty sandbox and of a large one, and of a snapshot alone.
+async fn snapshots(provider: &LocalProvider, options: &Options, report: &mut Report) -> Result<()> {
+    let rounds = options.rounds.clamp(1, FORK_ROUNDS);
+    let mut times = Times::default();
+    let sandbox = provider.create(&name("empty", 0), Attempt(1), &SandboxSpec::default()).await?;
+    forks(provider, &sandbox, rounds, "empty", &mut times).await?;
+    provider.destroy(sandbox.id()).await?;
+    let snapshot = times.p50("snapshot of an idle sandbox, empty");
+    report.result("snapshot of an idle sandbox", snapshot.as_secs_f64() * 1e3, Unit::Ms, at_most(5.0));
+    if options.files > 0 {
+        let sandbox = provider.create(&name("large", 0), Attempt(1), &SandboxSpec::default()).await?;
+        let each = GIB / options.files as u64;
+        let fill = format!("mkdir d && cd d && head -c {GIB} /dev/zero | split -a 4 -b {each} && ls | wc -l");
+        let (result, out, err) = sandbox.exec(ExecRequest::shell(fill)).await?.output().await?;
+        if result.exit_code != 0 {
+            return Err(failed(format!("can't fill a sandbox: {}", String::from_utf8_lossy(&err))));
+        }
+        let label = format!("1 GiB in {} files", String::from_utf8_lossy(&out).trim());
+        forks(provider, &sandbox, rounds, &label, &mut times).await?;
+        provider.destroy(sandbox.id()).await?;
+        let (large, empty) = (times.p50(&format!("fork, {label}")), times.p50("fork, empty"));
+        report.ratio("fork of a large / of an empty sandbox", large, empty, at_most(1.2));
+    }
+    report.times(times);
+    Ok(())
+}
+
+async fn forks(
+    provider: &LocalProvider,
+    sandbox: &Arc<dyn Sandbox>,
+    rounds: usize,
+    label: &str,
+    times: &mut Times,
+) -> Result<()> {
+    for i in 0..rounds {
+        // Something new each time, or there would be nothing to seal.
+        sandbox.write_file("changed", i.to_string().into(), None).await?;
+        let (id, snapshot) =
+            (name("child", i), SnapshotId::new(format!("snap{i}")).expect("letters and digits"));
+        let start = Instant::now();
+        sandbox.snapshot(&snapshot, &Labels::new()).await?;
+        times.add(&format!("snapshot of an idle sandbox, {label}"), start.elapsed());
+        let spec = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..SandboxSpec::default() };
+        provider.create(&id, Attempt(1), &spec).await?;
+        times.add(&format!("fork, {label}"), start.elapsed());
+        provider.destroy(&id).await?;
+        provider.remove_snapshot(&snapshot).await?;
+    }
+    Ok(())
+}
+
+async fn use_once(provider: LocalProvider, id: SandboxId) -> Result<()> {
+    let sandbox = provider.create(&id, Attempt(1), &SandboxSpec::default()).await?;
+    run_true(&sandbox).await?;
+    provider.destroy(&id).await
+}
+
+async fn burst(provider: &LocalProvider, report: &mut Report) -> Result<()> {
+    let mut took = Vec::new();
+    for round in 0..5 {
+        provider.settle().await;
+        let start = Instant::now();
+        let mut all = tokio::task::JoinSet::new();
+        for i in 0..AT_ONCE {
+            all.spawn(use_once(provider.clone(), name("many", round * AT_ONCE + i)));
+        }
+        for done in all.join_all().await {
+            done?;
+        }
+        took.push(start.elapsed());
+    }
+    let median = p50(&mut took).as_secs_f64() * 1e3;
+    report.result("100 created, used and destroyed at once", median, Unit::Ms, at_most(500.0));
+    Ok(())
+}
+
+async fn alive(provider: &LocalProvider, count: usize, report: &mut Report) -> Result<()> {
+    /// Made at the same time.
+    const STRIDE: usize = 16;
+    provider.settle().await;
+    let (before, start) = (available()?, Instant::now());
+    let mut sandboxes = Vec::new();
+    for first in (0..count).step_by(STRIDE) {
+        let mut some = tokio::task::JoinSet::new();
+        for i in first..count.min(first + STRIDE) {
+            let provider = provider.clone();
+            some.spawn(async move {
+                let sandbox = provider.create(&name("idle", i), Attempt(1), &SandboxSpec::default()).await?;
+                run_true(&sandbox).await?;
+                Ok::<_, SandboxError>(sandbox)
+            });
+        }
+        for sandbox in some.join_all().await {
+            sandboxes.push(sandbox?);
+        }
+    }
+    let made = start.elapsed().as_secs_f64() * 1e3;
+    provider.settle().await;
+    let each = before.saturating_sub(available()?) as f64 / 1024.0 / count as f64;
+    report.result(&format!("{count} made and used"), made, Unit::Ms, Want::Nothing);
+    report.result(&format!("memory of each of {count} idle ones"), each, Unit::KiB, at_most(768.0));
+    let mut ends = tokio::task::JoinSet::new();
+    for sandbox in sandboxes {
+        let provider = provider.clone();
+        ends.spawn(async move { provider.destroy(sandbox.id()).await });
+    }
+    for end in ends.join_all().await {
+        end?;
+    }
+    Ok(())
+}
+
+/// Memory that the machine could still give out, in bytes.
+fn available() -> Result<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").map_err(failed)?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB"));
+    kib.and_then(|kib| kib.trim().parse::<u64>().ok())
+        .map(|kib| kib * 1024)
+        .ok_or_else(|| failed("no MemAvailable"))
+}

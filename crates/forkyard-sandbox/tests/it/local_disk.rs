@@ -1,0 +1,161 @@
+//! A disk limit that the kernel keeps: under `strict` a local sandbox has a disk of its own.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use forkyard_sandbox::local::{LocalOptions, LocalProvider};
+use forkyard_sandbox::{ErrorKind, Labels, LimitMeans, Provider, Root, SandboxSpec, SnapshotMode};
+
+use crate::local::{as_ordinary_user, assert_empty, sweep_until_empty};
+use crate::local_roots::{offline, sh};
+
+const DISK: u64 = 64 << 20;
+
+fn open(state: &Path) -> LocalProvider {
+    LocalProvider::new(state, LocalOptions::default()).unwrap()
+}
+
+fn id(name: &str) -> SandboxId {
+    SandboxId::new(name).unwrap()
+}
+
+fn strict() -> SandboxSpec {
+    let mut spec = offline(Root::Default);
+    (spec.strict, spec.limits.disk_bytes) = (true, DISK);
+    spec
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Loop devices over files of this state folder.
+fn devices(state: &Path) -> Vec<PathBuf> {
+    let state = state.canonicalize().unwrap();
+    let devices = std::fs::read_dir("/sys/block").unwrap().flatten().map(|entry| entry.path());
+    devices
+        .filter(|device| {
+            let file = std::fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default();
+            Path::new(file.trim_end()).starts_with(&state)
+        })
+        .collect()
+}
+
+/// The kernel frees a device a moment after its last user.
+async fn no_devices(state: &Path) {
+    let freed = async {
+        while !devices(state).is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), freed).await.expect("a loop device stays");
+}
+
+#[tokio::test]
+async fn who_fills_its_own_disk_gets_no_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let made = provider.create(&id("full"), Attempt(1), &strict()).await;
+    if !is_root() {
+        let refused = made.err().unwrap();
+        assert_eq!((refused.kind, refused.hint.as_deref()), (ErrorKind::Unsupported, Some("run as root")));
+        provider.settle().await;
+        return assert_empty(dir.path());
+    }
+    let sandbox = made.unwrap();
+    assert_eq!(sandbox.info().await.unwrap().achieved.disk, LimitMeans::Kernel);
+    assert_eq!(devices(dir.path()).len(), 1);
+    let (code, out) = sh(&sandbox, "echo kept > small; head -c 200M /dev/zero > big").await;
+    assert!(code != 0 && out.contains("No space left on device"), "{code}: {out}");
+    // It lives, has its files, and goes on as soon as there is room.
+    assert_eq!(
+        sh(&sandbox, "cat small; rm big; echo more > other; cat other").await,
+        (0, "kept\nmore\n".into())
+    );
+    let image = dir.path().join("sandboxes/full/disk.img").metadata().unwrap();
+    assert!(
+        image.len() <= DISK && image.blocks() * 512 <= DISK + (1 << 20),
+        "the host gave more than was asked"
+    );
+    // A snapshot is a copy; a child of it has a disk of its own again.
+    let snapshot = SnapshotId::new("copy").unwrap();
+    assert_eq!(sandbox.snapshot(&snapshot, &Labels::new()).await.unwrap().mode, SnapshotMode::Copied);
+    assert_eq!(sh(&sandbox, "echo later > small").await.0, 0);
+    let child = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..strict() };
+    let child = provider.create(&id("child"), Attempt(1), &child).await.unwrap();
+    assert_eq!(sh(&child, "cat small").await.1, "kept\n");
+    assert_eq!(devices(dir.path()).len(), 2);
+    // Stopped it holds no device; started it has its files.
+    provider.stop(&id("full")).await.unwrap();
+    provider.destroy(&id("child")).await.unwrap();
+    no_devices(dir.path()).await;
+    let sandbox = provider.start(&id("full"), Attempt(2)).await.unwrap();
+    assert_eq!(sh(&sandbox, "cat small other").await.1, "later\nmore\n");
+    provider.destroy(&id("full")).await.unwrap();
+    provider.remove_snapshot(&snapshot).await.unwrap();
+    provider.settle().await;
+    no_devices(dir.path()).await;
+    assert_empty(dir.path());
+}
+
+#[test]
+fn an_ordinary_user_is_told_why_not() {
+    as_ordinary_user("local_disk::who_fills_its_own_disk_gets_no_space");
+}
+
+/// Not a test by itself: makes strict sandboxes until it is killed.
+#[tokio::test]
+#[ignore = "run by another test"]
+async fn an_owner_with_disks() {
+    let Some(state) = std::env::var_os("OWNER_STATE") else { return };
+    let provider = open(Path::new(&state));
+    for i in 0.. {
+        println!("made");
+        let sandbox = provider.create(&id(&format!("disk{i}")), Attempt(1), &strict()).await.unwrap();
+        assert_eq!(sh(&sandbox, "head -c 8M /dev/zero > file").await.0, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_killed_owner_leaves_no_device() {
+    use std::io::BufRead;
+    if !is_root() {
+        return; // others can't have one
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..crate::local::scaled(5, 50) {
+        let mut owner = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "local_disk::an_owner_with_disks", "--ignored", "--nocapture"])
+            .env("OWNER_STATE", dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufReader::new(owner.stdout.as_mut().unwrap()).lines();
+        assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "made"));
+        tokio::time::sleep(Duration::from_micros(u64::from(round) * 23_456_789 % 150_000)).await;
+        owner.kill().unwrap();
+        owner.wait().unwrap();
+        let provider = open(dir.path());
+        provider.sweep().await.unwrap();
+        for info in provider.list(&Labels::new()).await.unwrap() {
+            provider.destroy(&info.id).await.unwrap();
+        }
+        sweep_until_empty(&provider, dir.path()).await;
+        no_devices(dir.path()).await;
+    }
+}
+
+#[tokio::test]
+async fn the_kernel_takes_a_command_before_the_guest() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let sandbox = provider.create(&id("score"), Attempt(1), &offline(Root::Default)).await.unwrap();
+    let (_, scores) = sh(&sandbox, "cat /proc/self/oom_score_adj /proc/1/oom_score_adj").await;
+    let scores: Vec<i32> = scores.lines().map(|line| line.parse().unwrap()).collect();
+    assert!(matches!(scores[..], [command, guest] if command > guest), "{scores:?}");
+    provider.destroy(&id("score")).await.unwrap();
+    provider.settle().await;
+}

@@ -1,0 +1,206 @@
+//! Snapshots of the local provider across processes: whoever has the newest attempt can seal, and a kill at any moment loses
+//! nothing.
+
+use std::io::BufRead;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use forkyard_sandbox::local::{LocalOptions, LocalProvider};
+use forkyard_sandbox::{Labels, Provider, Root, Sandbox, SandboxSpec, SnapshotInfo, SnapshotMode, Volume};
+
+use crate::local::{as_ordinary_user, scaled};
+use crate::local_roots::{offline, sh};
+
+fn id(name: &str) -> SandboxId {
+    SandboxId::new(name).unwrap()
+}
+
+fn open(state: &Path) -> LocalProvider {
+    LocalProvider::new(state, LocalOptions::default()).unwrap()
+}
+
+async fn snapshot(sandbox: &Arc<dyn Sandbox>, name: &str) -> SnapshotInfo {
+    sandbox.snapshot(&SnapshotId::new(name).unwrap(), &Labels::new()).await.unwrap()
+}
+
+fn child_of(name: &str) -> SandboxSpec {
+    offline(Root::Snapshot(SnapshotId::new(name).unwrap()))
+}
+
+/// An owner in a process of its own, which does not outlive this value.
+struct Owner(Child);
+
+impl Owner {
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// This binary again; it says `made` when its sandbox is ready.
+fn owner(role: &str, state: &Path) -> Owner {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "local_snapshots::an_owner", "--ignored", "--nocapture"])
+        .env("OWNER_ROLE", role)
+        .env("OWNER_STATE", state)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+    let owner = Owner(child);
+    assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "made"));
+    owner
+}
+
+/// Not a test by itself: makes a sandbox, says so, and works on it until it is killed.
+#[tokio::test]
+#[ignore = "run by other tests"]
+async fn an_owner() {
+    let (Ok(role), Some(state)) = (std::env::var("OWNER_ROLE"), std::env::var_os("OWNER_STATE")) else {
+        return;
+    };
+    let provider = open(Path::new(&state));
+    let sandbox = provider.create(&id("shared"), Attempt(1), &offline(Root::Default)).await.unwrap();
+    sh(&sandbox, "echo first > file; : > log").await;
+    println!("made");
+    if role == "waits" {
+        std::future::pending::<()>().await;
+    }
+    for i in 0.. {
+        assert_eq!(sh(&sandbox, &format!("echo {i} >> log")).await, (0, String::new()));
+        assert_eq!(snapshot(&sandbox, &format!("s{i}")).await.mode, SnapshotMode::Sealed);
+    }
+}
+
+#[tokio::test]
+async fn another_process_seals() {
+    let dir = tempfile::tempdir().unwrap();
+    for killed in [false, true] {
+        let mut owner = owner("waits", dir.path());
+        if killed {
+            owner.kill();
+        }
+        let provider = open(dir.path());
+        let sandbox = provider.attach(&id("shared"), Attempt(2)).await.unwrap();
+        for (i, want) in ["first\n", "0 first\n", "1 0 first\n"].into_iter().enumerate() {
+            let name = format!("snap{i}");
+            assert_eq!(snapshot(&sandbox, &name).await.mode, SnapshotMode::Sealed);
+            assert_eq!(sh(&sandbox, &format!("echo {i} $(cat file) > file")).await, (0, String::new()));
+            let child = provider.create(&id("child"), Attempt(1), &child_of(&name)).await.unwrap();
+            assert_eq!(sh(&child, "cat file; git --version > /dev/null").await, (0, want.into()));
+            assert_eq!(sh(&sandbox, "cat file").await.1, format!("{i} {want}"));
+            provider.destroy(&id("child")).await.unwrap();
+            provider.remove_snapshot(&SnapshotId::new(name).unwrap()).await.unwrap();
+        }
+        // Landlock's rules, the limits and the mounts are those of the new root.
+        assert_eq!(
+            sh(&sandbox, "ls /usr/bin/env; echo x > /usr/x || echo closed").await.1.lines().count(),
+            3
+        );
+        owner.kill();
+        provider.destroy(&id("shared")).await.unwrap();
+        crate::local::sweep_until_empty(&provider, dir.path()).await;
+    }
+}
+
+#[test]
+fn another_process_seals_as_an_ordinary_user() {
+    as_ordinary_user("local_snapshots::another_process_seals");
+}
+
+#[tokio::test]
+async fn a_kill_during_a_snapshot_loses_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..scaled(5, 100) {
+        let mut owner = owner("snapshots", dir.path());
+        // Somewhere within the first few snapshots, elsewhere each time.
+        tokio::time::sleep(Duration::from_micros(u64::from(round) * 7919 % 40_000)).await;
+        owner.kill();
+        let provider = open(dir.path());
+        let sandbox = provider.attach(&id("shared"), Attempt(2)).await.unwrap();
+        let (code, log) = sh(&sandbox, "cat log").await;
+        let numbers: Vec<usize> = log.lines().map(|line| line.parse().unwrap()).collect();
+        assert_eq!((code, &numbers), (0, &(0..numbers.len()).collect()));
+        let taken = snapshot(&sandbox, "after").await;
+        assert_eq!(taken.mode, SnapshotMode::Sealed);
+        assert_eq!(sh(&sandbox, "echo later >> log; echo later > file").await.0, 0);
+        let mut names: Vec<_> = provider.snapshots().await.unwrap().into_iter().map(|s| s.id).collect();
+        names.sort();
+        for name in &names {
+            let child = provider.create(&id("child"), Attempt(1), &child_of(name.as_str())).await.unwrap();
+            // Snapshot `sN` was taken after line N and before the next.
+            let want = match name.as_str().strip_prefix('s').and_then(|n| n.parse::<usize>().ok()) {
+                Some(n) => (0..=n).map(|i| format!("{i}\n")).collect(),
+                None => log.clone(),
+            };
+            assert_eq!(sh(&child, "cat log; cat file").await.1, want + "first\n", "{name} of {names:?}");
+            provider.destroy(&id("child")).await.unwrap();
+        }
+        provider.stop(&id("shared")).await.unwrap();
+        let sandbox = provider.start(&id("shared"), Attempt(3)).await.unwrap();
+        assert_eq!(sh(&sandbox, "tail -n 1 log; cat file").await.1, "later\nlater\n");
+        provider.destroy(&id("shared")).await.unwrap();
+        for name in &names {
+            provider.remove_snapshot(name).await.unwrap();
+        }
+        crate::local::sweep_until_empty(&provider, dir.path()).await;
+    }
+}
+
+/// A sandbox that moves what is mounted in it must not get a way into the layer that is being sealed.
+#[tokio::test]
+async fn a_moved_mount_point_is_no_way_into_a_sealed_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    let (state, shown) = (dir.path().join("state"), dir.path().join("shown"));
+    std::fs::create_dir(&shown).unwrap();
+    let provider = open(&state);
+    let mut spec = offline(Root::Default);
+    let host_path = shown.display().to_string();
+    spec.volumes = vec![Volume { host_path, path: "/workspace/deep/shown".into(), writable: false }];
+    let sandbox = provider.create(&id("mover"), Attempt(1), &spec).await.unwrap();
+    assert_eq!(
+        sh(&sandbox, "mv deep moved && mkdir -p deep/shown && echo before > deep/shown/file").await.0,
+        0
+    );
+    assert_eq!(snapshot(&sandbox, "taken").await.mode, SnapshotMode::Copied);
+    assert_eq!(sh(&sandbox, "echo after > deep/shown/file").await.0, 0);
+    let child = provider.create(&id("child"), Attempt(1), &child_of("taken")).await.unwrap();
+    assert_eq!(sh(&child, "cat deep/shown/file").await.1, "before\n");
+    for name in ["mover", "child"] {
+        provider.destroy(&id(name)).await.unwrap();
+    }
+    provider.remove_snapshot(&SnapshotId::new("taken").unwrap()).await.unwrap();
+    provider.settle().await;
+    crate::local::assert_empty(&state);
+}
+
+#[tokio::test]
+async fn the_disk_limit_goes_on_after_a_snapshot() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let mut spec = offline(Root::Default);
+    spec.limits.disk_bytes = 48 << 20;
+    let sandbox = provider.create(&id("full"), Attempt(1), &spec).await.unwrap();
+    // Long enough to be looked at; the last one is not waited for.
+    let fill =
+        |name: &str, mib: u32, s: u32| format!("head -c {mib}M /dev/urandom > {name}; sleep {s}; echo alive");
+    assert_eq!(sh(&sandbox, &fill("a", 16, 1)).await.1, "alive\n");
+    assert_eq!(snapshot(&sandbox, "one").await.mode, SnapshotMode::Sealed);
+    assert_eq!(sh(&sandbox, &fill("b", 16, 1)).await.1, "alive\n");
+    let (code, out) = sh(&sandbox, &fill("c", 32, 600)).await;
+    assert_eq!(code, 137, "{out}");
+    assert!(out.contains("disk limit"), "{out}");
+    provider.destroy(&id("full")).await.unwrap();
+    provider.remove_snapshot(&SnapshotId::new("one").unwrap()).await.unwrap();
+    provider.settle().await;
+    crate::local::assert_empty(dir.path());
+}

@@ -1,0 +1,169 @@
+//! Nothing of a local sandbox outlives its cleanup, however its owner ended.
+
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use forkyard_core::{Attempt, CallId, Millis, SandboxId, SnapshotId};
+use forkyard_sandbox::local::{LocalOptions, LocalProvider};
+use forkyard_sandbox::{ExecRequest, Labels, Lifetime, Provider, Root, SandboxStatus};
+
+use crate::local::{as_ordinary_user, assert_empty, scaled, sweep_until_empty};
+use crate::local_roots::{offline, sh};
+
+fn open(state: &Path) -> LocalProvider {
+    LocalProvider::new(state, LocalOptions::default()).unwrap()
+}
+
+fn id(name: &str) -> SandboxId {
+    SandboxId::new(name).unwrap()
+}
+
+/// Not a test by itself: makes, uses, snapshots, forks and removes sandboxes until it is killed.
+#[tokio::test]
+#[ignore = "run by another test"]
+async fn a_busy_owner() {
+    let (Ok(prefix), Some(state)) = (std::env::var("OWNER_PREFIX"), std::env::var_os("OWNER_STATE")) else {
+        return;
+    };
+    println!("made");
+    let provider = open(Path::new(&state));
+    for i in 0.. {
+        let parent = id(&format!("{prefix}p{i}"));
+        let sandbox = provider.create(&parent, Attempt(1), &offline(Root::Default)).await.unwrap();
+        let call = CallId::new("call").unwrap();
+        let exec = ExecRequest::shell("echo up; (setsid sleep 7654321 &) ; sleep 7654321").call(call);
+        let mut running = sandbox.exec(exec).await.unwrap();
+        running.events.recv().await.unwrap().unwrap();
+        let snapshot = SnapshotId::new(format!("{prefix}s{i}")).unwrap();
+        sandbox.snapshot(&snapshot, &Labels::new()).await.unwrap();
+        let child = id(&format!("{prefix}c{i}"));
+        let made = provider.create(&child, Attempt(1), &offline(Root::Snapshot(snapshot))).await.unwrap();
+        sh(&made, "echo x > file").await;
+        made.snapshot(&SnapshotId::new(format!("{prefix}t{i}")).unwrap(), &Labels::new()).await.unwrap();
+        if i % 2 == 0 {
+            provider.destroy(&parent).await.unwrap();
+        }
+    }
+}
+
+/// Groups of any hierarchy that carry this in their name.
+fn groups(word: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut dirs = vec![PathBuf::from("/sys/fs/cgroup")];
+    while let Some(dir) = dirs.pop() {
+        for entry in dir.read_dir().into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if entry.file_name().to_string_lossy().contains(word) {
+                    found.push(entry.path());
+                }
+                dirs.push(entry.path());
+            }
+        }
+    }
+    found
+}
+
+/// Processes whose mounts or variables are of the given words: with them go their namespaces.
+fn processes(words: &[&str]) -> Vec<String> {
+    let holds = |path: PathBuf| {
+        let text = std::fs::read(path).unwrap_or_default();
+        words.iter().any(|word| text.windows(word.len()).any(|part| part == word.as_bytes()))
+    };
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let is_process = entry.file_name().to_string_lossy().parse::<u32>().is_ok();
+        if is_process && (holds(entry.path().join("mountinfo")) || holds(entry.path().join("environ"))) {
+            let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            found.push(format!("{:?} {}", entry.file_name(), String::from_utf8_lossy(&command)));
+        }
+    }
+    found
+}
+
+/// What a provider could leave on the host; others' networks come and go meanwhile.
+fn interfaces() -> Vec<String> {
+    let names = std::fs::read_dir("/sys/class/net").unwrap().flatten();
+    let mut names: Vec<String> = names.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.retain(|name| !["veth", "docker", "br-"].iter().any(|other| name.starts_with(other)));
+    names.sort();
+    names
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cycles_of_kills_leave_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let word = dir.path().file_name().unwrap().to_string_lossy().into_owned();
+    // Letters of the folder's name, which no other test has.
+    let prefix: String =
+        word.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
+    let before = interfaces();
+    for round in 0..scaled(50, 1000) {
+        let prefix = format!("{prefix}r{round}x");
+        let mut owner = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "local_sweep::a_busy_owner", "--ignored", "--nocapture"])
+            .env("OWNER_PREFIX", &prefix)
+            .env("OWNER_STATE", dir.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = std::io::BufReader::new(owner.stdout.as_mut().unwrap()).lines();
+        assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "made"));
+        // At another moment each time, from before the first sandbox to after the second.
+        tokio::time::sleep(Duration::from_micros(u64::from(round) * 7919 % 80_000)).await;
+        owner.kill().unwrap();
+        owner.wait().unwrap();
+        // As `forkyard cleanup` does, from two processes' providers at once.
+        let (provider, other) = (open(dir.path()), open(dir.path()));
+        let (one, two) = tokio::join!(provider.sweep(), other.sweep());
+        one.and(two).unwrap();
+        for info in provider.list(&Labels::new()).await.unwrap() {
+            assert_eq!(info.status, SandboxStatus::Running, "what was made lives on: {info:?}");
+            other.destroy(&info.id).await.unwrap();
+        }
+        for info in provider.snapshots().await.unwrap() {
+            provider.remove_snapshot(&info.id).await.unwrap();
+        }
+        provider.settle().await;
+        sweep_until_empty(&other, dir.path()).await;
+        let left = (processes(&[&prefix]), groups(&prefix));
+        assert_eq!(left, (vec![], vec![]), "round {round}");
+    }
+    // Helpers end when their owner does.
+    let gone = async {
+        while !processes(&[&word]).is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), gone).await.expect("helpers of killed owners live on");
+    assert_eq!(interfaces(), before);
+}
+
+#[test]
+fn cycles_of_kills_as_an_ordinary_user() {
+    as_ordinary_user("local_sweep::cycles_of_kills_leave_nothing");
+}
+
+#[tokio::test]
+async fn a_sandbox_past_its_deadline_goes_by_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut spec = offline(Root::Default);
+    spec.lifetime = Lifetime(Millis(3000));
+    let first = open(dir.path());
+    first.create(&id("short"), Attempt(1), &spec).await.unwrap();
+    first.settle().await;
+    while first.list(&Labels::new()).await.unwrap()[0].status == SandboxStatus::Running {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    // Whoever comes next removes what it left; nobody has to ask for that.
+    std::fs::remove_file(dir.path().join("swept")).unwrap();
+    let second = open(dir.path());
+    second.create(&id("next"), Attempt(1), &offline(Root::Default)).await.unwrap();
+    second.settle().await;
+    let left: Vec<_> = second.list(&Labels::new()).await.unwrap().into_iter().map(|info| info.id).collect();
+    assert_eq!(left, [id("next")]);
+    second.destroy(&id("next")).await.unwrap();
+    second.settle().await;
+    assert_empty(dir.path());
+}
