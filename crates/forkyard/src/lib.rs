@@ -69,6 +69,7 @@ pub mod program {
     pub use crate::reference::markdown as commands_reference;
     pub use crate::render::Style;
     pub use crate::settings::{ColorMode, Raw, Value, environment, markdown as settings_reference};
+    pub use crate::watch::FullScreen;
 }
 
 /// The runtime of commands that wait for something.

@@ -69,7 +69,7 @@ pub struct ForkResult {
     pub diff: Option<DiffStat>,
     /// Files that were brought back beside the diff.
     pub captured: Vec<String>,
-    /// Tests that it edited though nothing protected them.
+    /// Tests that it edited. Protected ones are put back before they judge.
     pub edited_tests: Vec<String>,
     /// The end of what verify printed.
     pub verify_output: Option<String>,

@@ -55,11 +55,19 @@ pub async fn the_live_run(yard: &Yard, id: &RunId) -> Result<RunView> {
 }
 
 pub async fn the_fork(yard: &Yard, run: &RunId, fork: ForkNum) -> Result<ForkView> {
-    let found = yard.store.fork(run, fork).await.map_err(store_error)?;
-    found.ok_or_else(|| {
-        CliError::usage(format!("run {run} has no fork {fork}"))
-            .hint(format!("`forkyard status {run}` shows its forks"))
-    })
+    if let Some(found) = yard.store.fork(run, fork).await.map_err(store_error)? {
+        return Ok(found);
+    }
+    // Forks have no row of their own while the base is being prepared.
+    let view = yard.store.run(run).await.map_err(store_error)?;
+    if view.is_some_and(|v| v.outcome.is_none() && fork < v.progress.total_forks) {
+        return Err(CliError::failure(format!(
+            "fork {fork} of {run} has not begun: the base is being prepared"
+        ))
+        .hint("try again in a moment"));
+    }
+    Err(CliError::usage(format!("run {run} has no fork {fork}"))
+        .hint(format!("`forkyard status {run}` shows its forks")))
 }
 
 /// The named fork; of a run alone, its best one.

@@ -60,7 +60,7 @@ impl Yard {
             timeout: settings.git_timeout.as_duration(),
         }));
         let models = Arc::new(Models::new(models_config(&settings)?));
-        let providers = providers(&settings, env.get("HOME").map(PathBuf::from)).await?;
+        let providers = providers(&settings, &env).await?;
         let host = host_id(&settings.home)?;
         let doing = Arc::new(Doing::default());
         let hands = Hands {
@@ -116,7 +116,7 @@ fn models_config(s: &Settings) -> Result<ModelsConfig> {
 /// The providers that can work here: local ones always try, Docker's where its engine answers.
 async fn providers(
     s: &Settings,
-    user_home: Option<PathBuf>,
+    env: &BTreeMap<String, String>,
 ) -> Result<BTreeMap<ProviderKind, Arc<dyn Provider>>> {
     let state = s.home.join("sandboxes");
     let failed = |e: forkyard_sandbox::SandboxError| CliError::failure(e.to_string());
@@ -127,12 +127,15 @@ async fn providers(
     });
     let egress: Arc<dyn EgressFactory> =
         Arc::new(EgressProxy::new(EgressConfig::for_host(&egress_dir, on_decision).map_err(failed)?));
+    let user_home = env.get("HOME").map(PathBuf::from);
     let options = LocalOptions { egress: Some(egress.clone()), home: user_home, ..LocalOptions::default() };
     let local: Arc<dyn Provider> = Arc::new(LocalProvider::new(&state, options).map_err(failed)?);
     let mut providers = BTreeMap::from([(ProviderKind::Local, local)]);
     let wanted = s.provider == ProviderKind::Docker;
-    if wanted || Path::new(DOCKER_SOCKET).exists() {
-        let options = DockerOptions { egress: Some(egress), ..DockerOptions::default() };
+    // As Docker's own programs read it.
+    let host = env.get("DOCKER_HOST").filter(|h| !h.is_empty()).cloned();
+    if wanted || host.is_some() || Path::new(DOCKER_SOCKET).exists() {
+        let options = DockerOptions { host, egress: Some(egress), ..DockerOptions::default() };
         match DockerProvider::connect(&s.home.join("docker"), options).await {
             Ok(docker) => {
                 providers.insert(ProviderKind::Docker, Arc::new(docker));

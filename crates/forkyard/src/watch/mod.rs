@@ -35,7 +35,7 @@ use crate::error::{CliError, Result};
 use crate::follow::{board, engine_error};
 use crate::runs::{is_idle, leave_to_worker, outcome, the_fork, the_run};
 use crate::watch::model::{Screen, Wish};
-use crate::watch::terminal::Terminal;
+pub use crate::watch::terminal::Terminal as FullScreen;
 use crate::yard::Yard;
 
 /// How often time goes on, and news are drawn.
@@ -82,7 +82,7 @@ pub async fn watch(yard: &Yard, global: &Global, target: &Target, color: bool) -
         [signal(SignalKind::terminate())?, signal(SignalKind::hangup())?, signal(SignalKind::interrupt())?];
     let [term, hang_up, interrupt] = &mut signals;
     let mut wishes = FuturesUnordered::new();
-    let mut terminal = Terminal::take()?;
+    let mut terminal = FullScreen::take()?;
     let mut keys = EventStream::new();
     // News wait for the next frame; what a user does is seen at once.
     let (mut news, mut draw) = (false, true);

@@ -223,7 +223,7 @@ fn pane(screen: &Screen, frame: &mut Frame<'_>, mut area: Rect, theme: Theme) {
 
 fn nothing(screen: &Screen) -> &'static str {
     match (screen.pane, screen.fork().map(|f| f.outcome.is_some())) {
-        (_, None) => "There is no such fork.",
+        (_, None) => "The base is being prepared: fetched, checked out, set up. The forks follow.",
         (Pane::Feed, Some(true)) => "Its agent said nothing.",
         (Pane::Feed, Some(false)) => "Its agent has not begun.",
         (Pane::Diff, Some(true)) => "It changed nothing.",

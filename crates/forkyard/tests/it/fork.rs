@@ -47,3 +47,29 @@ fn without_waiting_a_worker_of_its_own_takes_the_run_to_its_end() {
     let status = w.json(&["status", run, "--json"]);
     assert_eq!((status["outcome"].as_str(), status["successful"].as_u64()), (Some("success"), Some(1)));
 }
+
+#[test]
+fn hooks_of_the_users_file_judge_calls() {
+    let w = World::with_commit();
+    w.user_file(
+        "[[hooks]]\nevent = \"PreToolUse\"\nmatcher = \"Write\"\ncommand = \"echo not on a Friday >&2; exit 2\"\n",
+    );
+    let run = w.ended(&[]);
+    let result = &w.json(&["status", &run, "--json"])["results"][0];
+    assert_eq!((result["errors"].as_u64(), result["diff"]["files"].as_u64()), (Some(1), Some(0)), "{result}");
+    assert!(w.run(&["logs", &run]).stdout.contains("not on a Friday"));
+    // A repository does not get one by having it in its file.
+    w.project_file("[[hooks]]\nevent = \"PreToolUse\"\ncommand = \"true\"\n");
+    let ran = w.fork(&[]);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    assert!(ran.stderr.contains("`hooks`") && ran.stderr.contains("forkyard trust"), "{}", ran.stderr);
+}
+
+#[test]
+fn docker_is_looked_for_where_its_own_programs_look() {
+    let w = World::with_commit();
+    let args = ["fork", "-p", "x", "-m", &w.model(), "--provider", "docker"];
+    let ran = w.run_with(&args, &[("DOCKER_HOST", "unix:///nonexistent.sock")]);
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    assert!(ran.stderr.contains("/nonexistent.sock"), "{}", ran.stderr);
+}

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::num::NonZeroU16;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,11 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    pub fn start(w: &World, args: &[&str], (columns, rows): (u16, u16)) -> Terminal {
+    pub fn start(w: &World, args: &[&str], size: (u16, u16)) -> Terminal {
+        Terminal::run(w.program(args), size)
+    }
+
+    pub fn run(mut command: Command, (columns, rows): (u16, u16)) -> Terminal {
         let control = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&control).unwrap();
         unlockpt(&control).unwrap();
@@ -35,7 +39,6 @@ impl Terminal {
         let user = rustix::fs::open(&name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
         tcsetwinsize(&user, size(columns, rows)).unwrap();
         let end = || Stdio::from(user.as_fd().try_clone_to_owned().unwrap());
-        let mut command = w.program(args);
         command.env("TERM", "xterm-256color").stdin(end()).stdout(end()).stderr(end());
         // SAFETY: both are system calls alone, which may be made between fork and exec.
         unsafe {

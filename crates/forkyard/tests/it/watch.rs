@@ -56,6 +56,25 @@ fn the_terminal_is_given_back_whatever_ends_it() {
 }
 
 #[test]
+#[ignore = "the child of the test below"]
+fn panics_on_the_full_screen() {
+    let _screen = forkyard::program::FullScreen::take().unwrap();
+    panic!("as it must");
+}
+
+#[test]
+fn a_panic_gives_the_terminal_back_and_is_seen() {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "watch::panics_on_the_full_screen", "--ignored", "--nocapture"]);
+    // A trace would push the message off the screen.
+    child.env("RUST_BACKTRACE", "0");
+    let mut t = Terminal::run(child, (80, 40));
+    assert!(!t.end().success());
+    t.wait_for("as it must");
+    assert!(t.is_as_before());
+}
+
+#[test]
 fn the_diff_of_a_result() {
     let w = World::with_commit();
     let run = w.ended(&["-f", "2"]);
