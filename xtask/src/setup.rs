@@ -40,6 +40,18 @@ const PACKAGES: &[Package] = &[
         why: "the store for many hosts",
     },
     Package { name: "docker.io", probe: Probe::Program("dockerd"), why: "the docker provider" },
+    Package {
+        name: "docker-registry",
+        probe: Probe::Program("docker-registry"),
+        why: "images that are pulled, on loopback",
+    },
+    Package { name: "nodejs", probe: Probe::Program("node"), why: "a project that is built in a sandbox" },
+    Package { name: "npm", probe: Probe::Program("npm"), why: "its dependency" },
+    Package {
+        name: "python3-venv",
+        probe: Probe::Versioned("/usr/lib", "ensurepip/__init__.py"),
+        why: "another one",
+    },
     Package { name: "iptables", probe: Probe::Program("iptables"), why: "dockerd's networks" },
     Package { name: "busybox-static", probe: Probe::File("/bin/busybox"), why: "images made on the spot" },
     Package { name: "bubblewrap", probe: Probe::Program("bwrap"), why: "a yardstick for the local provider" },

@@ -5,7 +5,8 @@
 //! - `forkyard-guest trees`: answers one question on its stdin about folders of the host with mounts of them.
 //! - `forkyard-guest restack`: puts the root that comes by its stdin under a quiet sandbox.
 //! - `forkyard-guest serve SOCKET`: pid 1 of a container; configuration comes from the environment variable `FORKYARD_GUEST`.
-//! - `forkyard-guest probe`: the attack suite's attempts, from inside.
+//! - `forkyard-guest probe …`: the attack suite's attempts, from inside.
+//! - `forkyard-guest unpack FILE FOLDER`: the files of a snapshot, brought back as a command of the sandbox.
 //! - `forkyard-guest connect SOCKET`: carries the protocol between its own stdio and the socket of `serve`.
 
 mod files;
@@ -26,7 +27,8 @@ fn main() -> std::process::ExitCode {
         ["restack"] => local::restack(),
         ["serve", socket] => serve::container(socket),
         ["connect", socket] => relay::run(socket),
-        ["probe"] => probe::run(),
+        ["unpack", archive, folder] => files::archive::unpack_command(archive, folder),
+        ["probe", attempt @ ..] => probe::run(attempt),
         _ => {
             eprintln!("usage: forkyard-guest zygote | serve SOCKET | connect SOCKET");
             std::process::ExitCode::from(2)

@@ -131,6 +131,11 @@ pub enum Op {
         max_files: u64,
     },
 
+    /// What lies below a folder, as one [`crate::layer`] stream in [`Answer::Data`] frames, then [`Answer::Done`].
+    Pack {
+        path: String,
+    },
+
     Stats,
     /// No command may start and no file may be written until `Thaw` or until the connection ends. Answered when the last write
     /// is done, with [`Answer::Quiet`].

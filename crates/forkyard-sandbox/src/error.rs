@@ -1,5 +1,9 @@
 //! One error for all providers, by what the caller does with it.
 
+use forkyard_core::SandboxId;
+
+use crate::{Root, SandboxSpec};
+
 /// What went wrong, as far as a caller acts on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorKind {
@@ -39,6 +43,38 @@ impl SandboxError {
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+    /// The same, unless it has one already.
+    pub fn or_hint(self, hint: impl Into<String>) -> Self {
+        if self.hint.is_some() { self } else { self.hint(hint) }
+    }
+    /// A sandbox that is not there any more, or never was.
+    pub fn gone(id: &SandboxId, why: &str) -> Self {
+        SandboxError::new(ErrorKind::NotFound, format!("sandbox {id} {why}"))
+            .hint("`forkyard sandbox list` shows those that there are")
+    }
+    /// What a caller of `create` can do about what a provider said.
+    pub(crate) fn of_create(self, spec: &SandboxSpec) -> Self {
+        match (&spec.root, self.kind) {
+            (_, ErrorKind::Invalid | ErrorKind::NotFound)
+                if self.hint.is_none() && !spec.volumes.is_empty() =>
+            {
+                self.hint("a volume is a folder of this host that exists, at an absolute path inside")
+            }
+            (Root::Image(_), ErrorKind::Invalid | ErrorKind::NotFound | ErrorKind::Unsupported) => {
+                self.or_hint("name a registry's image, oci:FOLDER or archive:FILE that is there and whole")
+            }
+            (Root::Image(_), ErrorKind::Unavailable | ErrorKind::Timeout) => {
+                self.or_hint("can the registry be reached? oci:FOLDER and archive:FILE need none")
+            }
+            (Root::Directory(_), ErrorKind::Invalid | ErrorKind::NotFound) => {
+                self.or_hint("name a folder of this host by its whole path")
+            }
+            (Root::Snapshot(_), ErrorKind::NotFound) => {
+                self.or_hint("`forkyard sandbox snapshot` takes one; they belong to one host and provider")
+            }
+            _ => self,
+        }
     }
     pub fn is_retryable(&self) -> bool {
         matches!(self.kind, ErrorKind::Unavailable | ErrorKind::Timeout)

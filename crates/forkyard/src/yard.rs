@@ -14,7 +14,7 @@ use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
 use forkyard_engine::git::{Git, GitConfig};
 use forkyard_engine::models::{Models, ModelsConfig};
 use forkyard_engine::sandboxes::Sandboxes;
-use forkyard_sandbox::docker::{DockerOptions, DockerProvider};
+use forkyard_sandbox::docker::{DockerOptions, DockerProvider, socket_path};
 use forkyard_sandbox::egress::{EgressConfig, EgressProxy};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{EgressFactory, Provider};
@@ -23,9 +23,6 @@ use forkyard_store::Store;
 use crate::doing::Doing;
 use crate::error::{CliError, Result};
 use crate::settings::{Settings, environment};
-
-/// Where Docker's engine usually listens.
-const DOCKER_SOCKET: &str = "/var/run/docker.sock";
 
 pub struct Yard {
     pub settings: Settings,
@@ -132,9 +129,8 @@ async fn providers(
     let local: Arc<dyn Provider> = Arc::new(LocalProvider::new(&state, options).map_err(failed)?);
     let mut providers = BTreeMap::from([(ProviderKind::Local, local)]);
     let wanted = s.provider == ProviderKind::Docker;
-    // As Docker's own programs read it.
-    let host = env.get("DOCKER_HOST").filter(|h| !h.is_empty()).cloned();
-    if wanted || host.is_some() || Path::new(DOCKER_SOCKET).exists() {
+    let host = s.docker_host.clone();
+    if wanted || socket_path(host.as_deref()).is_some_and(Path::exists) {
         let options = DockerOptions { host, egress: Some(egress), ..DockerOptions::default() };
         match DockerProvider::connect(&s.home.join("docker"), options).await {
             Ok(docker) => {

@@ -1,83 +1,55 @@
-//! A layer as a stream of frames, and back. The stream is hostile input: names are single components, so that no entry can
-//! reach outside of where it is unpacked; setuid bits, devices and overlayfs' own attributes do not exist in it.
+//! A folder as a stream of frames ([`forkyard_guest::layer`]), and back.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use forkyard_guest::protocol::{MAX_CHUNK, PREFIX, decode_prefix, encode};
+use forkyard_guest::layer::{ENTRY_COST, Entry, MAX_DEPTH, MAX_NAME, is_name, read_frame};
+use forkyard_guest::protocol::{MAX_CHUNK, encode};
 use forkyard_guest::zygote::UnpackLimits;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Timespec, Timestamps, XattrFlags};
 use rustix::io::{Errno, Result as IoResult};
-use serde::{Deserialize, Serialize};
 
 use super::merge::{OPAQUE, is_opaque, is_whiteout};
 use super::tree::{OPEN_DIR, Size, Visitor, walk};
 use crate::sys::{Failure, Result, Step};
 
-/// One frame; the body is the name of the entry, or bytes of a file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "k", rename_all = "snake_case", deny_unknown_fields)]
-enum Entry {
-    /// Enters a new directory.
-    Dir {
-        mode: u32,
-        opaque: bool,
-    },
-    /// Back to its parent.
-    Up {
-        mtime_ns: i64,
-    },
-    File {
-        mode: u32,
-        size: u64,
-        mtime_ns: i64,
-        number: Option<u64>,
-    },
-    Data {
-        at: u64,
-    },
-    /// Another name of the file with this number.
-    Hard {
-        number: u64,
-    },
-    /// The body is `name NUL target`.
-    Symlink {
-        mtime_ns: i64,
-    },
-    Fifo {
-        mode: u32,
-    },
-    Whiteout,
-    End,
-}
-
-/// Deeper trees are not what people build.
-const MAX_DEPTH: usize = 2048;
-const MAX_NAME: usize = 255;
-const MAX_FRAME: usize = MAX_CHUNK + 8192;
-/// What a directory or an empty file costs, counted as bytes so that a flood of them meets the bound.
-const ENTRY_COST: u64 = 512;
-
 pub fn pack(layer: &str, to: OwnedFd) -> Result<Size> {
     let source = rustix::fs::open(layer, OPEN_DIR, Mode::empty()).step("pack")?;
-    let mut packer = Packer {
-        out: std::io::BufWriter::new(File::from(to)),
-        numbers: HashMap::new(),
-        size: Size::default(),
-    };
-    walk(source.as_fd(), &mut packer).step("pack")?;
-    packer.put(&Entry::End, b"").step("pack")?;
-    packer.out.flush().step("pack")?;
+    pack_to(source.as_fd(), &mut File::from(to)).step("pack")
+}
+
+/// What lies below a folder. The folder itself is not part of it.
+pub fn pack_to(source: BorrowedFd<'_>, to: &mut dyn Write) -> IoResult<Size> {
+    let out = std::io::BufWriter::with_capacity(MAX_CHUNK, to);
+    let mut packer = Packer { out, numbers: HashMap::new(), size: Size::default() };
+    walk(source, &mut packer)?;
+    packer.put(&Entry::End, b"")?;
+    packer.out.flush().map_err(|e| errno(&e))?;
     Ok(packer.size)
 }
 
-struct Packer {
-    out: std::io::BufWriter<File>,
+struct Packer<'a> {
+    out: std::io::BufWriter<&'a mut dyn Write>,
     numbers: HashMap<(u64, u64), u64>,
     size: Size,
+}
+
+/// A file that its owner closed to itself, where no capability helps: opened for a moment, since we are the same user.
+fn open_closed(dir: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> IoResult<OwnedFd> {
+    let closed =
+        rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&closed)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(Errno::ACCESS);
+    }
+    let (mode, path) = (Mode::from_raw_mode(stat.st_mode), format!("/proc/self/fd/{}", closed.as_raw_fd()));
+    rustix::fs::chmod(&path, mode | Mode::RUSR)?;
+    let opened = rustix::fs::open(&path, flags - OFlags::NOFOLLOW, Mode::empty());
+    rustix::fs::chmod(&path, mode)?;
+    opened
 }
 
 fn errno(e: &std::io::Error) -> Errno {
@@ -88,7 +60,7 @@ fn mtime_ns(stat: &rustix::fs::Stat) -> i64 {
     stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64)
 }
 
-impl Packer {
+impl Packer<'_> {
     fn put(&mut self, entry: &Entry, body: &[u8]) -> IoResult<()> {
         self.out.write_all(&encode(entry, body)).map_err(|e| errno(&e))
     }
@@ -119,7 +91,7 @@ impl Packer {
     }
 }
 
-impl Visitor for Packer {
+impl Visitor for Packer<'_> {
     fn file(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()> {
         let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let bytes = name.to_bytes();
@@ -139,7 +111,10 @@ impl Visitor for Packer {
                     }
                 }
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-                let file = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+                let file = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
+                    Err(Errno::ACCESS) => open_closed(dir, name, flags)?,
+                    opened => opened?,
+                };
                 let size = u64::try_from(stat.st_size).unwrap_or(0);
                 self.put(&Entry::File { mode, size, mtime_ns: mtime_ns(&stat), number }, bytes)?;
                 self.content(file.as_fd(), size)
@@ -196,6 +171,11 @@ struct Unpacker {
 /// Makes `to` from one layer of the stream; reads not a byte beyond it.
 pub fn unpack(from: OwnedFd, to: &str, limits: UnpackLimits) -> std::result::Result<Size, Refusal> {
     rustix::fs::mkdir(to, Mode::from_raw_mode(0o755)).step("unpack")?;
+    unpack_into(from, to, limits)
+}
+
+/// The same into a folder that is there.
+pub fn unpack_into(from: OwnedFd, to: &str, limits: UnpackLimits) -> std::result::Result<Size, Refusal> {
     let root = rustix::fs::open(to, OPEN_DIR, Mode::empty()).step("unpack")?;
     let mut unpacker = Unpacker {
         input: File::from(from),
@@ -215,10 +195,8 @@ pub fn unpack(from: OwnedFd, to: &str, limits: UnpackLimits) -> std::result::Res
 }
 
 fn name_of(body: &[u8]) -> std::result::Result<CString, Refusal> {
-    let bad =
-        body.is_empty() || body.len() > MAX_NAME || body.contains(&b'/') || body == b"." || body == b"..";
     match CString::new(body) {
-        Ok(name) if !bad => Ok(name),
+        Ok(name) if is_name(body) => Ok(name),
         _ => {
             broken(format!("{:?} is not a name", String::from_utf8_lossy(&body[..body.len().min(MAX_NAME)])))
         }
@@ -227,18 +205,17 @@ fn name_of(body: &[u8]) -> std::result::Result<CString, Refusal> {
 
 impl Unpacker {
     fn next(&mut self) -> std::result::Result<Option<(Entry, Vec<u8>)>, Refusal> {
-        let mut prefix = [0; PREFIX];
-        let short = |_| Refusal::Broken("the archive ends too early".into());
-        self.input.read_exact(&mut prefix).map_err(short)?;
-        let (length, head) = decode_prefix(prefix, MAX_FRAME).map_err(|e| Refusal::Broken(e.to_string()))?;
-        let mut frame = vec![0; length];
-        self.input.read_exact(&mut frame).map_err(short)?;
-        let entry = serde_json::from_slice(&frame[..head]).map_err(|e| Refusal::Broken(e.to_string()))?;
+        let (entry, body) = read_frame(&mut self.input).map_err(|e| {
+            Refusal::Broken(match e.kind() {
+                std::io::ErrorKind::UnexpectedEof => "the archive ends too early".into(),
+                _ => e.to_string(),
+            })
+        })?;
         if entry == Entry::End {
             self.close_file()?;
             return Ok(None);
         }
-        Ok(Some((entry, frame.split_off(head))))
+        Ok(Some((entry, body)))
     }
 
     fn spend(&mut self, bytes: u64) -> std::result::Result<(), Refusal> {
@@ -353,6 +330,20 @@ impl Unpacker {
         }
         Ok(())
     }
+}
+
+/// `forkyard-guest unpack FILE FOLDER`: as a command of the sandbox, for a provider whose layers are archives.
+pub fn unpack_command(from: &str, to: &str) -> std::process::ExitCode {
+    // The archive was checked when it was taken in, and the sandbox's disk limit holds here.
+    let limits = UnpackLimits { bytes: u64::MAX, entries: u64::MAX };
+    let opened = rustix::fs::open(from, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).step("open");
+    let why = match opened.map_err(Refusal::from).and_then(|file| unpack_into(file, to, limits)) {
+        Ok(_) => return std::process::ExitCode::SUCCESS,
+        Err(Refusal::Broken(why)) => why,
+        Err(Refusal::Failed(e)) => format!("{}: {}", e.step, std::io::Error::from_raw_os_error(e.errno)),
+    };
+    eprintln!("{from}: {why}");
+    std::process::ExitCode::FAILURE
 }
 
 fn twice(e: Errno) -> Refusal {

@@ -12,7 +12,7 @@ mod search;
 pub mod tree;
 pub mod write;
 
-use forkyard_guest::protocol::{Answer, Fault, Op};
+use forkyard_guest::protocol::{Answer, Fault, MAX_CHUNK, Op};
 
 use crate::serve::Outbox;
 
@@ -85,8 +85,28 @@ pub fn answer(seq: u32, op: Op, body: &[u8], out: &Outbox) {
                     .map_err(|_| FileError::new(Fault::Unavailable, "the reader is gone"))
             })
         }
+        Op::Pack { path } => pack(&path, seq, out).map(done),
         other => Err(FileError::new(Fault::Invalid, format!("not a request about files: {other:?}"))),
     };
     let last = result.unwrap_or_else(|e| Answer::Error { kind: e.kind, message: e.message });
     let _ = out.send(seq, last, &[]);
+}
+
+fn pack(path: &str, seq: u32, out: &Outbox) -> Result<()> {
+    struct Frames<'a>(u32, &'a Outbox);
+    impl std::io::Write for Frames<'_> {
+        fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+            let part = &data[..data.len().min(MAX_CHUNK)];
+            let gone = |_| std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+            self.1.send(self.0, Answer::Data, part).map(|()| part.len()).map_err(gone)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let dir = rustix::fs::open(path, tree::OPEN_DIR, rustix::fs::Mode::empty())
+        .map_err(|e| FileError::errno(path, e))?;
+    archive::pack_to(std::os::fd::AsFd::as_fd(&dir), &mut Frames(seq, out))
+        .map(drop)
+        .map_err(|e| FileError::errno(path, e))
 }

@@ -119,12 +119,14 @@ pub struct Size {
 
 /// The kernel counts blocks of this size whatever the file system's own.
 const BLOCK: u64 = 512;
+/// What an entry counts at least: empty files fill a disk too, by its inodes.
+pub const ENTRY_BYTES: u64 = 4096;
 
 struct Measure(Size);
 
 impl Measure {
     fn add(&mut self, stat: &rustix::fs::Stat) {
-        self.0.bytes += stat.st_blocks as u64 * BLOCK;
+        self.0.bytes += (stat.st_blocks as u64 * BLOCK).max(ENTRY_BYTES);
         self.0.entries += 1;
     }
 }

@@ -161,7 +161,8 @@ impl Server {
             | Op::MakeDir { .. }
             | Op::Glob { .. }
             | Op::Grep { .. }
-            | Op::GitExport { .. } => self.ask_files(number, request, body),
+            | Op::GitExport { .. }
+            | Op::Pack { .. } => self.ask_files(number, request, body),
         }
     }
 

@@ -9,6 +9,7 @@ use forkyard_guest::zygote::Watch;
 
 use super::procs;
 use super::procs::Proc;
+use crate::files::tree::ENTRY_BYTES;
 
 /// Five looks a second: an offender is stopped well within one.
 pub const INTERVAL: Duration = Duration::from_millis(200);
@@ -218,7 +219,9 @@ impl Watchdog {
         if measured.is_some_and(|measured| self.judge.take(&measured)) {
             return true;
         }
-        let free = rustix::fs::fstatvfs(&*upper).map_or(0, |s| s.f_bavail * s.f_frsize);
+        // Inodes too: a flood of empty files hardly moves the bytes.
+        let free = rustix::fs::fstatvfs(&*upper)
+            .map_or(0, |s| (s.f_bavail * s.f_frsize).saturating_add(s.f_favail.saturating_mul(ENTRY_BYTES)));
         let moved = disk.free_then.load(Ordering::Relaxed).abs_diff(free) > limit / DISK_SLACK_DIVISOR;
         let due = moved
             || self.judge.allowed.is_none()

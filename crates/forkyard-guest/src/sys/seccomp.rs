@@ -21,6 +21,13 @@ enum Verdict {
     Ioctl,
     /// socket: families that are confined to the network namespace.
     Socket,
+    /// The first argument names a process: only the caller itself. The supervisor has the same user as its commands, and
+    /// whoever took its descriptors or its processor away would blind the watchdog.
+    OnlySelf,
+    /// Threads are pinned by their numbers, so only the supervisor's own is refused.
+    NotSupervisor,
+    /// The first argument says what the second one names: only a process, and only the caller itself.
+    OnlyOwnPriority(u32),
 }
 
 /// Calls that reach for the machine or for kernel code that an agent has no use for.
@@ -101,6 +108,10 @@ const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWNET) as u32
     | 0x80; // CLONE_NEWTIME
 
+const IOPRIO_WHO_PROCESS: u32 = 1;
+/// The guest, inside.
+const SUPERVISOR_PID: u32 = 1;
+
 const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const JUMP_EQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JUMP_GE: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
@@ -124,6 +135,13 @@ fn verdict(number: u32) -> Verdict {
         libc::SYS_clone => Verdict::Clone,
         libc::SYS_ioctl => Verdict::Ioctl,
         libc::SYS_socket => Verdict::Socket,
+        libc::SYS_prlimit64
+        | libc::SYS_sched_setattr
+        | libc::SYS_sched_setparam
+        | libc::SYS_sched_setscheduler => Verdict::OnlySelf,
+        libc::SYS_sched_setaffinity => Verdict::NotSupervisor,
+        libc::SYS_setpriority => Verdict::OnlyOwnPriority(libc::PRIO_PROCESS as u32),
+        libc::SYS_ioprio_set => Verdict::OnlyOwnPriority(IOPRIO_WHO_PROCESS),
         _ if REFUSED.contains(&call) => Verdict::Refuse,
         _ if number >= FIRST_UNSEEN || UNUSED.contains(&number) || UNKNOWN.contains(&call) => {
             Verdict::Unknown
@@ -153,6 +171,24 @@ fn leaf(verdict: Verdict) -> Vec<sock_filter> {
             op(LOAD, 0, 0, OFFSET_ARG1),
             op(JUMP_EQ, 1, 0, libc::TIOCSTI as u32),
             op(JUMP_EQ, 0, 1, libc::TIOCLINUX as u32),
+            ret(errno(libc::EPERM)),
+            ret(ALLOW),
+        ],
+        // Numbers of processes are 32 bits wide, of which the low half is all that the kernel reads.
+        Verdict::OnlySelf => {
+            vec![op(LOAD, 0, 0, OFFSET_ARG0), op(JUMP_EQ, 1, 0, 0), ret(errno(libc::EPERM)), ret(ALLOW)]
+        }
+        Verdict::NotSupervisor => vec![
+            op(LOAD, 0, 0, OFFSET_ARG0),
+            op(JUMP_EQ, 0, 1, SUPERVISOR_PID),
+            ret(errno(libc::EPERM)),
+            ret(ALLOW),
+        ],
+        Verdict::OnlyOwnPriority(process) => vec![
+            op(LOAD, 0, 0, OFFSET_ARG0),
+            op(JUMP_EQ, 0, 2, process),
+            op(LOAD, 0, 0, OFFSET_ARG1),
+            op(JUMP_EQ, 1, 0, 0),
             ret(errno(libc::EPERM)),
             ret(ALLOW),
         ],
@@ -256,7 +292,13 @@ mod tests {
             let expected = match verdict(number) {
                 Verdict::Refuse => errno(libc::EPERM),
                 Verdict::Unknown => errno(libc::ENOSYS),
-                Verdict::Allow | Verdict::Clone | Verdict::Ioctl => ALLOW,
+                Verdict::Allow
+                | Verdict::Clone
+                | Verdict::Ioctl
+                | Verdict::OnlySelf
+                | Verdict::NotSupervisor => ALLOW,
+                Verdict::OnlyOwnPriority(0) => ALLOW,
+                Verdict::OnlyOwnPriority(_) => errno(libc::EPERM),
                 Verdict::Socket => errno(libc::EAFNOSUPPORT),
             };
             assert_eq!(judge(&program, ARCH, number, [0, 0]), expected, "call {number}");
@@ -276,6 +318,18 @@ mod tests {
         }
         for family in [libc::AF_VSOCK, libc::AF_ALG, libc::AF_PACKET] {
             assert_eq!(call(libc::SYS_socket, [family as u32, 0]), errno(libc::EAFNOSUPPORT));
+        }
+        for number in [libc::SYS_prlimit64, libc::SYS_sched_setscheduler] {
+            assert_eq!(call(number, [0, 7]), ALLOW);
+            assert_eq!(call(number, [1, 7]), errno(libc::EPERM));
+            assert_eq!(call(number, [77, 7]), errno(libc::EPERM));
+        }
+        assert_eq!(call(libc::SYS_sched_setaffinity, [1, 8]), errno(libc::EPERM));
+        assert_eq!(call(libc::SYS_sched_setaffinity, [77, 8]), ALLOW);
+        for (number, process) in [(libc::SYS_setpriority, 0), (libc::SYS_ioprio_set, 1)] {
+            assert_eq!(call(number, [process, 0]), ALLOW);
+            assert_eq!(call(number, [process, 1]), errno(libc::EPERM));
+            assert_eq!(call(number, [process + 1, 0]), errno(libc::EPERM));
         }
         assert_eq!(judge(&program, 0x4000_0003, 1, [0, 0]), KILL, "32-bit calls");
         assert_eq!(judge(&program, ARCH, X32_BIT | 1, [0, 0]), KILL, "x32 calls");

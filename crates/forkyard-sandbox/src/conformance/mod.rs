@@ -2,6 +2,7 @@
 //! in tests and by `forkyard doctor --attack`.
 
 mod attacks;
+mod bad_input;
 mod commands;
 mod files;
 mod lifecycle;
@@ -14,6 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use forkyard_core::{Attempt, SandboxId};
 use futures::future::BoxFuture;
 
+pub use self::attacks::{Attack, AttackReport, Ending, Stage, attempt, markdown as attacks_markdown};
+
 use crate::{Capabilities, ExecRequest, ExecResult, Provider, Sandbox, SandboxError, SandboxSpec};
 
 /// Where cases run.
@@ -23,6 +26,8 @@ pub struct Ctx {
     pub other: Arc<dyn Provider>,
     /// What sandboxes are made from; cases change what they are about.
     pub spec: SandboxSpec,
+    /// The network of the providers, where attacks on it are to be made.
+    pub stage: Option<Arc<Stage>>,
     next: AtomicU32,
 }
 
@@ -42,14 +47,26 @@ impl From<SandboxError> for Failed {
     }
 }
 
+impl From<std::io::Error> for Failed {
+    fn from(e: std::io::Error) -> Failed {
+        Failed(e.to_string())
+    }
+}
+
+impl From<serde_json::Error> for Failed {
+    fn from(e: serde_json::Error) -> Failed {
+        Failed(e.to_string())
+    }
+}
+
 pub type CaseResult = std::result::Result<(), Failed>;
 type Run = for<'a> fn(&'a Ctx) -> BoxFuture<'a, CaseResult>;
 
 /// One thing that is shown.
 pub struct Case {
     pub name: &'static str,
-    /// The item of the list of attacks, and the layer that stops it; None for a case of conformance.
-    pub attack: Option<(&'static str, &'static str)>,
+    /// What it attempts; None for a case of conformance.
+    pub attack: Option<Attack>,
     /// Whether a provider is meant to pass it.
     pub applies: fn(&Capabilities) -> bool,
     run: Run,
@@ -88,15 +105,22 @@ macro_rules! case {
     ($name:ident, $applies:expr) => {
         $crate::conformance::Case { applies: $applies, ..case!($name) }
     };
-    ($name:ident, attack $item:literal by $layer:literal) => {
-        $crate::conformance::Case { attack: Some(($item, $layer)), ..case!($name) }
-    };
 }
 use {case, ensure, ensure_eq};
 
 impl Ctx {
     pub fn new(provider: Arc<dyn Provider>, other: Arc<dyn Provider>, spec: SandboxSpec) -> Ctx {
-        Ctx { provider, other, spec, next: AtomicU32::new(0) }
+        Ctx { provider, other, spec, stage: None, next: AtomicU32::new(0) }
+    }
+
+    /// Both providers have this stage's egress.
+    pub fn on(mut self, stage: Arc<Stage>) -> Ctx {
+        self.stage = Some(stage);
+        self
+    }
+
+    fn stage(&self) -> Result<&Stage, Failed> {
+        self.stage.as_deref().ok_or_else(|| Failed("attacks on the network need a stage".into()))
     }
 
     fn id(&self) -> SandboxId {
@@ -135,7 +159,7 @@ async fn run(sandbox: &Arc<dyn Sandbox>, request: ExecRequest) -> Result<Output,
 
 /// Every case of conformance.
 pub fn conformance() -> Vec<Case> {
-    [lifecycle::cases(), commands::cases(), files::cases(), snapshots::cases()]
+    [lifecycle::cases(), commands::cases(), files::cases(), snapshots::cases(), bad_input::cases()]
         .into_iter()
         .flatten()
         .collect()

@@ -17,8 +17,10 @@ pub const TMP_DIR: &str = "/tmp";
 /// What a sandbox can write for good: a volume each, by its short name.
 pub const VOLUMES: [(&str, &str); 3] = [(WORKSPACE, "workspace"), (HOME_DIR, "home"), (TMP_DIR, "tmp")];
 /// Forkyard's own corner of a sandbox's tree.
-const GUEST_PATH: &str = "/.forkyard/guest";
+pub const GUEST_PATH: &str = "/.forkyard/guest";
 const RUN_PATH: &str = "/.forkyard/run";
+/// The streams of the snapshot that a sandbox starts from.
+pub const FROM_PATH: &str = "/.forkyard/from";
 /// The volumes once more, side by side, where the guest measures them.
 const VOLUMES_PATH: &str = "/.forkyard/volumes";
 
@@ -27,11 +29,16 @@ pub const LABEL_OWNER: &str = "dev.forkyard.owner";
 pub const LABEL_ID: &str = "dev.forkyard.sandbox";
 /// Everything that a list shows, as JSON; no secrets.
 pub const LABEL_INFO: &str = "dev.forkyard.info";
+/// Who makes it: what is unfinished and whose maker is gone is nobody's.
+pub const LABEL_MAKER: &str = "dev.forkyard.maker";
 /// The caller's own labels, below this.
 const LABEL_USER: &str = "dev.forkyard.label.";
 
 /// Of each folder that is only there because programs expect to write to it; in memory and counted as such.
-const SCRATCH: &str = "rw,noexec,nosuid,nodev,mode=1777,size=64m";
+const SCRATCH: &str = "rw,noexec,nosuid,nodev,mode=1777";
+const MAX_SCRATCH_BYTES: u64 = 64 << 20;
+/// All of them together leave the guest and the commands most of the memory.
+const SCRATCH_DIVISOR: u64 = 8;
 /// What a container would show of the kernel and of the host's devices beyond its own. All of /sys: nothing needs it.
 const MASKED: [&str; 11] = [
     "/sys",
@@ -60,6 +67,7 @@ pub struct Shared {
     /// Host path, path inside.
     pub files: Vec<(String, String)>,
     pub run: String,
+    pub from: Option<String>,
 }
 
 pub fn name(owner: &str, id: &SandboxId) -> String {
@@ -173,10 +181,12 @@ pub fn body(
         (LABEL_OWNER.to_string(), owner.to_string()),
         (LABEL_ID.to_string(), record.id.to_string()),
         (LABEL_INFO.to_string(), json(serde_json::to_string(info))?),
+        (LABEL_MAKER.to_string(), record.maker.clone()),
     ]);
     for (key, value) in &spec.labels {
         labels.insert(format!("{LABEL_USER}{key}"), value.clone());
     }
+    let scratch = (spec.limits.memory_bytes / SCRATCH_DIVISOR).min(MAX_SCRATCH_BYTES);
     let host_config = HostConfig {
         // Loopback alone, in every mode: the proxy's listener inside is accepted from on the host.
         network_mode: Some("none".into()),
@@ -191,7 +201,10 @@ pub fn body(
         // Equal: no swap on top.
         memory_swap: i64::try_from(spec.limits.memory_bytes).ok(),
         nano_cpus: Some((spec.limits.cpus * 1e9) as i64),
-        tmpfs: Some(["/run", "/var/tmp"].map(|dir| (dir.to_string(), SCRATCH.to_string())).into()),
+        tmpfs: Some(
+            ["/run", "/var/tmp"].map(|dir| (dir.to_string(), format!("{SCRATCH},size={scratch}"))).into(),
+        ),
+        shm_size: i64::try_from(scratch).ok(),
         masked_paths: Some(MASKED.map(String::from).to_vec()),
         // Open files stay at the engine's own limit: a higher one may be refused by the host.
         ulimits: Some(vec![ulimit("core", 0)]),
@@ -262,6 +275,7 @@ fn mounts(owner: &str, record: &Record, shared: &Shared) -> Vec<Mount> {
     }
     mounts.push(bind(&shared.guest, GUEST_PATH, true));
     mounts.push(bind(&shared.run, RUN_PATH, false));
+    mounts.extend(shared.from.iter().map(|from| bind(from, FROM_PATH, true)));
     mounts.extend(shared.files.iter().map(|(source, target)| bind(source, target, true)));
     mounts.extend(record.spec.volumes.iter().map(|v| bind(&v.host_path, &v.path, !v.writable)));
     mounts

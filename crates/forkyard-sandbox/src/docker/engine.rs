@@ -1,6 +1,7 @@
 //! The engine itself: reaching it, and what its errors mean to a caller.
 
 use std::io;
+use std::path::Path;
 
 use bollard::errors::Error as Fault;
 use bollard::{ClientVersion, Docker};
@@ -23,10 +24,31 @@ pub async fn connect(host: Option<&str>) -> Result<Docker> {
     let newest = ClientVersion { major_version: 1, minor_version: 53 };
     let docker =
         Docker::connect_with_unix(path, REQUEST_TIMEOUT_S, &newest).map_err(|e| translate(path, &e))?;
-    let docker = docker.negotiate_version().await.map_err(|e| translate(path, &e))?;
+    let docker = docker.negotiate_version().await.map_err(|e| {
+        translate(path, &e).or_hint("is that the socket of a Docker engine that works? try `docker version`")
+    })?;
     let api = docker.client_version();
     check_version(api.major_version, api.minor_version)?;
     Ok(docker)
+}
+
+/// The socket of a host as settings name it; None if it is not a socket.
+pub fn socket_path(host: Option<&str>) -> Option<&Path> {
+    host.unwrap_or(DEFAULT_HOST).strip_prefix("unix://").map(Path::new)
+}
+
+/// Which engine answers there, in words.
+pub async fn describe(host: Option<&str>) -> Result<String> {
+    let docker = connect(host).await?;
+    let version = docker.version().await.map_err(|e| translate("version", &e))?;
+    let api = docker.client_version();
+    let engine = version.version.unwrap_or_else(|| "unknown".into());
+    Ok(format!(
+        "{engine}, API {}.{} at {}",
+        api.major_version,
+        api.minor_version,
+        host.unwrap_or(DEFAULT_HOST)
+    ))
 }
 
 fn check_version(major: usize, minor: usize) -> Result<()> {

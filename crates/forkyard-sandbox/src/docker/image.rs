@@ -16,9 +16,9 @@ use bollard::{Docker, body_full};
 use futures::StreamExt;
 
 use super::archive::{Parts, single_file};
-use super::container::{HOME_DIR, LABEL_OWNER, WORKSPACE};
+use super::container::{HOME_DIR, LABEL_MAKER, LABEL_OWNER, WORKSPACE};
 use super::engine::{gone_is_ok, is_missing, translate};
-use super::record::digest;
+use super::record::{digest, maker};
 use crate::{ErrorKind, Result, Root, SandboxError};
 
 /// Raised when the layer on top changes.
@@ -62,7 +62,12 @@ async fn load(docker: &Docker, path: &Path) -> Result<String> {
     let shown = path.display().to_string();
     let invalid =
         |what: String| SandboxError::new(ErrorKind::Invalid, format!("image archive {shown}: {what}"));
-    let file = tokio::fs::File::open(path).await.map_err(|e| invalid(e.to_string()))?;
+    let file = tokio::fs::File::open(path).await.map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => {
+            SandboxError::new(ErrorKind::NotFound, format!("image archive {shown}: {e}"))
+        }
+        _ => invalid(e.to_string()),
+    })?;
     let bytes = tokio_util::io::ReaderStream::new(file);
     let options = ImportImageOptionsBuilder::default().quiet(true).build();
     let mut answers = Box::pin(docker.import_image_stream(options, bytes, None));
@@ -102,7 +107,9 @@ pub async fn prepare(docker: &Docker, owner: &str, image: &str, user: (u32, u32)
         image: Some(id),
         // Never started; the engine wants a command all the same.
         entrypoint: Some(vec!["/".into()]),
-        labels: Some([(LABEL_OWNER.to_string(), owner.to_string())].into()),
+        labels: Some(
+            [(LABEL_OWNER.to_string(), owner.to_string()), (LABEL_MAKER.to_string(), maker())].into(),
+        ),
         ..Default::default()
     };
     let options = CreateContainerOptionsBuilder::default().build();

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use bollard::models::{ContainerStateStatusEnum, ContainerSummary, ContainerSummaryStateEnum};
@@ -20,15 +21,15 @@ use bollard::query_parameters::{
 use forkyard_core::{Attempt, SandboxId, Timestamp};
 use futures::StreamExt;
 
-use super::container::{self, LABEL_ID, LABEL_INFO};
+use super::container::{self, FROM_PATH, GUEST_PATH, LABEL_ID, LABEL_INFO, LABEL_MAKER, VOLUMES};
 use super::engine::{gone_is_ok, is_conflict, is_missing, translate};
 use super::image::{self, Prepared};
-use super::record::{Record, SOCKET_NAME};
+use super::record::{self, Record, SOCKET_NAME};
 use super::sandbox::DockerSandbox;
 use super::{Inner, connect, snapshot, utf8};
 use crate::{
-    ErrorKind, Labels, NetworkMode, ProviderKind, Result, Root, Sandbox, SandboxError, SandboxInfo,
-    SandboxSpec, SandboxStatus,
+    ErrorKind, ExecRequest, Labels, NetworkMode, ProviderKind, Result, Root, Sandbox, SandboxError,
+    SandboxInfo, SandboxSpec, SandboxStatus,
 };
 
 /// From the container's start to the guest's first answer; a slow disk included.
@@ -50,7 +51,7 @@ pub fn now() -> Timestamp {
 }
 
 fn not_found(id: &SandboxId, why: &str) -> SandboxError {
-    SandboxError::new(ErrorKind::NotFound, format!("sandbox {id} {why}"))
+    SandboxError::gone(id, why)
 }
 
 /// 128 bits that nobody inside can guess.
@@ -103,13 +104,16 @@ impl Inner {
         spec: &SandboxSpec,
     ) -> Result<Arc<dyn Sandbox>> {
         container::check(spec)?;
+        self.sweep_once();
         if spec.network.mode != NetworkMode::None && self.egress.is_none() {
             let what = "this network mode needs the egress proxy, which this provider was made without";
             return Err(SandboxError::new(ErrorKind::Unsupported, what).hint("use the network mode `none`"));
         }
         match self.look(id).await? {
-            Found::Running | Found::Ended => return self.attach(id, attempt).await,
-            Found::Unfinished => self.destroy(id).await?,
+            Found::Running | Found::Ended if !self.home.is_unfinished(id) => {
+                return self.attach(id, attempt).await;
+            }
+            Found::Running | Found::Ended | Found::Unfinished => self.destroy(id).await?,
             Found::Missing => {}
         }
         let (image, from) = match &spec.root {
@@ -136,10 +140,15 @@ impl Inner {
             created_at,
             deadline: created_at + spec.lifetime.0,
             paused: false,
+            maker: record::maker(),
         };
         let made = async {
             self.make(&record, &prepared, from.as_ref()).await?;
-            self.run(&record).await
+            let sandbox = self.run(&record).await?;
+            if from.is_some() {
+                self.restore(&sandbox).await?;
+            }
+            Ok(sandbox)
         };
         match made.await {
             Ok(sandbox) => Ok(sandbox),
@@ -150,6 +159,18 @@ impl Inner {
                 }
                 Err(error)
             }
+        }
+    }
+
+    /// The first sandbox of a process cleans up after those that did not live to do it, in the background.
+    fn sweep_once(self: &Arc<Self>) {
+        if !self.swept.swap(true, Ordering::Relaxed) {
+            let inner = Arc::clone(self);
+            tokio::spawn(async move {
+                if let Err(e) = inner.sweep().await {
+                    tracing::warn!(error = %e, "cleaning up after others");
+                }
+            });
         }
     }
 
@@ -167,16 +188,45 @@ impl Inner {
             guest: self.guest.clone(),
             files: self.files.clone(),
             run: utf8(&self.home.run(id))?,
+            from: match from {
+                Some(snapshot) => {
+                    let names = VOLUMES.map(|(_, short)| snapshot::file_name(short));
+                    Some(utf8(&self.home.offer(id, snapshot, &names)?)?)
+                }
+                None => None,
+            },
         };
         let info = info(record, SandboxStatus::Running);
         let body = container::body(&self.owner, record, &info, &prepared.tag, self.user, &env, &shared)?;
         let name = self.container(id);
         let options = CreateContainerOptionsBuilder::default().name(&name).build();
         self.docker.create_container(Some(options), body).await.map_err(|e| translate(&name, &e))?;
-        match from {
-            Some(snapshot) => snapshot::restore(&self.docker, &self.home, snapshot, &name).await,
-            None => Ok(()),
+        Ok(())
+    }
+
+    /// Unpacks what was offered, as the user inside, whose files they become.
+    async fn restore(&self, sandbox: &Arc<dyn Sandbox>) -> Result<()> {
+        for (dir, short) in VOLUMES {
+            let archive = format!("{FROM_PATH}/{}", snapshot::file_name(short));
+            let request = ExecRequest::new([GUEST_PATH, "unpack", &archive, dir]).cwd("/");
+            let (result, _, err) = sandbox.exec(request).await?.output().await?;
+            if result.exit_code != 0 {
+                let said: String =
+                    String::from_utf8_lossy(&err).chars().filter(|c| !c.is_control()).collect();
+                let error = SandboxError::new(
+                    ErrorKind::Unavailable,
+                    format!("the snapshot can't be unpacked into sandbox {}: {said}", sandbox.id()),
+                );
+                return Err(error.hint("does it fit the sandbox's disk limit?"));
+            }
         }
+        let from = self.home.from(sandbox.id());
+        for (_, short) in VOLUMES {
+            let path = from.join(snapshot::file_name(short));
+            std::fs::remove_file(&path)
+                .map_err(|e| SandboxError::new(ErrorKind::Unavailable, format!("{}: {e}", path.display())))?;
+        }
+        Ok(())
     }
 
     /// Starts a container that is there, and waits for its guest.
@@ -256,6 +306,7 @@ impl Inner {
         attempt: Attempt,
     ) -> Result<Arc<dyn Sandbox>> {
         match self.look(id).await? {
+            Found::Running if self.home.is_unfinished(id) => return Err(not_found(id, "was never finished")),
             Found::Running => {}
             Found::Missing | Found::Unfinished => return Err(not_found(id, "does not exist")),
             Found::Ended if self.home.is_stopped(id) => {
@@ -415,17 +466,26 @@ impl Inner {
         }
     }
 
+    /// Finds what nobody works at any more: unfinished containers and folders of makers that are gone, sandboxes long past their
+    /// deadline, volumes of neither.
     pub(super) async fn sweep(&self) -> Result<()> {
         let now = now();
+        self.home.sweep_snapshots()?;
+        // Before anything else: whose volume is seen now has a container or a folder that is seen below.
+        let filters: HashMap<String, Vec<String>> = container::label_filters(&self.owner, &Labels::new());
+        let options = ListVolumesOptionsBuilder::default().filters(&filters).build();
+        let found = self.docker.list_volumes(Some(options)).await.map_err(|e| translate("volumes", &e))?;
         let containers = self.containers(&Labels::new()).await?;
         let mut live = BTreeSet::new();
         for container in &containers {
             let labels = container.labels.clone().unwrap_or_default();
             let made = Timestamp(u64::try_from(container.created.unwrap_or(0)).unwrap_or(0) * 1000);
-            let old = now.since(made).0 > ORPHAN_AFTER_MS;
+            let given_up = labels.get(LABEL_MAKER).is_some_and(|maker| !record::is_at_work(maker));
+            let old = given_up || now.since(made).0 > ORPHAN_AFTER_MS;
             match labels.get(LABEL_ID).and_then(|id| SandboxId::new(id.clone()).ok()) {
                 Some(id) => {
-                    let unfinished = container.state == Some(ContainerSummaryStateEnum::CREATED) && old;
+                    let created = container.state == Some(ContainerSummaryStateEnum::CREATED);
+                    let unfinished = (created || self.home.is_unfinished(&id)) && old;
                     let over = self.listed(container).is_some_and(|info| {
                         info.status == SandboxStatus::Dead && now.since(info.deadline).0 > DEAD_FOR_MS
                     });
@@ -445,16 +505,16 @@ impl Inner {
             }
         }
         for id in self.home.known()? {
-            let young = self.home.read(&id)?.is_some_and(|r| now.since(r.created_at).0 < ORPHAN_AFTER_MS);
+            let young = self
+                .home
+                .read(&id)?
+                .is_some_and(|r| record::is_at_work(&r.maker) && now.since(r.created_at).0 < ORPHAN_AFTER_MS);
             if young {
                 live.insert(id.to_string());
             } else if !live.contains(id.as_str()) {
                 self.destroy(&id).await?;
             }
         }
-        let filters: HashMap<String, Vec<String>> = container::label_filters(&self.owner, &Labels::new());
-        let options = ListVolumesOptionsBuilder::default().filters(&filters).build();
-        let found = self.docker.list_volumes(Some(options)).await.map_err(|e| translate("volumes", &e))?;
         for volume in found.volumes.unwrap_or_default() {
             if volume.labels.get(LABEL_ID).is_some_and(|id| !live.contains(id)) {
                 self.remove_volume(&volume.name).await?;

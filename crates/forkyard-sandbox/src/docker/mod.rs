@@ -19,6 +19,7 @@ mod snapshot;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use async_trait::async_trait;
 use bollard::Docker;
@@ -29,6 +30,8 @@ use crate::{
     Capabilities, EgressFactory, ErrorKind, ForkCost, Labels, NetworkMode, Provider, ProviderKind, Result,
     Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo,
 };
+
+pub use self::engine::{describe as engine, socket_path};
 
 /// The user inside when Forkyard runs as root; an ordinary user is itself inside.
 const ROOTS_USER: (u32, u32) = (1000, 1000);
@@ -63,6 +66,8 @@ struct Inner {
     user: (u32, u32),
     /// One image is prepared at a time: twenty forks of one run want the same.
     preparing: tokio::sync::Mutex<()>,
+    /// Whether this process has looked for orphans.
+    swept: AtomicBool,
 }
 
 fn utf8(path: &Path) -> Result<String> {
@@ -96,6 +101,7 @@ impl DockerProvider {
             guest,
             user,
             preparing: tokio::sync::Mutex::new(()),
+            swept: AtomicBool::new(false),
         };
         Ok(DockerProvider { inner: Arc::new(inner) })
     }
@@ -123,7 +129,7 @@ impl Provider for DockerProvider {
     }
 
     async fn create(&self, id: &SandboxId, attempt: Attempt, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>> {
-        self.inner.create(id, attempt, spec).await
+        self.inner.create(id, attempt, spec).await.map_err(|e| e.of_create(spec))
     }
     async fn attach(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
         self.inner.attach(id, attempt).await
@@ -150,7 +156,8 @@ impl Provider for DockerProvider {
         snapshot::export(&self.inner.home, id, to).await
     }
     async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
-        snapshot::import(&self.inner.home, id, from, self.inner.user).await
+        let made = snapshot::import(&self.inner.home, id, from).await;
+        made.map_err(|e| e.or_hint("import what `export` wrote, whole and unchanged"))
     }
     async fn sweep(&self) -> Result<()> {
         self.inner.sweep().await

@@ -15,6 +15,8 @@ use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, 
 /// The guest's socket, inside the sandbox's run folder.
 pub const SOCKET_NAME: &str = "guest.sock";
 const RECORD_NAME: &str = "sandbox.json";
+/// What folders of snapshots in the making are called, before their maker.
+pub const STAGING: &str = ".new-";
 /// Present while a sandbox is stopped on purpose; without it, one that does not run is dead.
 const STOPPED_NAME: &str = "stopped";
 
@@ -34,6 +36,37 @@ pub struct Record {
     /// Its processes are stopped by the guest.
     #[serde(default)]
     pub paused: bool,
+    /// Who makes it, see [`maker`].
+    #[serde(default)]
+    pub maker: String,
+}
+
+/// This process, by a name that no other one gets before the machine starts again: its number, when it was born, and the
+/// namespace in which that number counts.
+pub fn maker() -> String {
+    let id = std::process::id();
+    format!("{id}.{}.{}", born(id).unwrap_or_default(), namespace())
+}
+
+/// Whether the process of that name is at work. A name that says nothing here counts as one that is.
+pub fn is_at_work(maker: &str) -> bool {
+    let parts: Vec<u64> = maker.split('.').filter_map(|part| part.parse().ok()).collect();
+    match parts[..] {
+        [id, then, space] if space == namespace() => u32::try_from(id).ok().and_then(born) == Some(then),
+        _ => true,
+    }
+}
+
+fn namespace() -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata("/proc/self/ns/pid").map_or(0, |meta| meta.ino())
+}
+
+/// In clock ticks since the machine started.
+fn born(id: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // The name in parentheses may hold anything.
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
 /// A snapshot: the image's name, and two archives beside this.
@@ -78,6 +111,36 @@ impl Home {
     /// Mounted into the sandbox, for the guest's socket.
     pub fn run(&self, id: &SandboxId) -> PathBuf {
         self.sandbox(id).join("run")
+    }
+
+    /// Mounted into a sandbox that starts from a snapshot: its streams, until they are unpacked.
+    pub fn from(&self, id: &SandboxId) -> PathBuf {
+        self.sandbox(id).join("from")
+    }
+
+    /// Its maker did not live to unpack all of what it starts from.
+    pub fn is_unfinished(&self, id: &SandboxId) -> bool {
+        fs::read_dir(self.from(id)).is_ok_and(|mut entries| entries.next().is_some())
+    }
+
+    /// Links, so that the snapshot may go meanwhile.
+    pub fn offer(&self, id: &SandboxId, snapshot: &SnapshotId, names: &[String]) -> Result<PathBuf> {
+        let dir = self.from(id);
+        let link = || -> io::Result<()> {
+            fs::DirBuilder::new().recursive(true).mode(0o755).create(&dir)?;
+            for name in names {
+                let (from, to) = (self.snapshot(snapshot).join(name), dir.join(name));
+                // The user inside reads it, and nobody else gets as far as this folder.
+                fs::set_permissions(&from, fs::Permissions::from_mode(0o644))?;
+                match fs::hard_link(&from, &to) {
+                    Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                    Ok(()) | Err(_) => {}
+                }
+            }
+            fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))
+        };
+        link().map_err(failed(&dir))?;
+        Ok(dir)
     }
 
     pub fn snapshot(&self, id: &SnapshotId) -> PathBuf {
@@ -181,6 +244,19 @@ impl Home {
         Ok(all)
     }
 
+    /// Removes what interrupted snapshots and imports left.
+    pub fn sweep_snapshots(&self) -> Result<()> {
+        let dir = self.0.join("snapshots");
+        for name in names(&dir, Some)? {
+            let maker = name.strip_prefix(STAGING).and_then(|rest| rest.split_once('-'));
+            if maker.is_some_and(|(maker, _)| !is_at_work(maker)) {
+                let path = dir.join(name);
+                fs::remove_dir_all(&path).map_err(failed(&path))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whole or not at all, and never through a link that somebody left there.
     fn put(&self, path: &Path, data: &[u8], mode: u32) -> Result<()> {
         let write = || -> io::Result<()> {
@@ -222,4 +298,23 @@ pub fn is_root() -> bool {
 pub fn digest(data: &[u8]) -> String {
     use sha2::{Digest, Sha256};
     Sha256::digest(data).iter().take(16).map(|b| format!("{b:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_maker_is_known_while_it_lives() {
+        assert!(is_at_work(&maker()));
+        assert!(is_at_work(""), "made by an older version");
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let name = format!("{}.{}.{}", child.id(), born(child.id()).unwrap(), namespace());
+        assert!(is_at_work(&name));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_at_work(&name));
+        assert!(!is_at_work(&format!("{}.1.{}", std::process::id(), namespace())), "the number of another");
+        assert!(is_at_work("1.1.1"), "of another namespace");
+    }
 }

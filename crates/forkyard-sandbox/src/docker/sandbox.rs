@@ -17,7 +17,8 @@ use super::{Inner, connect, lifecycle, oom, snapshot};
 use crate::guest_client::GuestClient;
 use crate::{
     EgressHandle, ErrorKind, Exec, ExecRequest, FileInfo, GitExport, GlobRequest, GrepRequest, GrepResult,
-    Health, Labels, ProviderKind, Result, Sandbox, SandboxInfo, SnapshotInfo, SnapshotMode, Stats, WorkDiff,
+    Health, Labels, ProviderKind, Result, Sandbox, SandboxError, SandboxInfo, SnapshotInfo, SnapshotMode,
+    Stats, WorkDiff,
 };
 
 /// A guest that takes longer to answer is not healthy.
@@ -66,7 +67,11 @@ impl DockerSandbox {
         if let Some(client) = usable(&slot) {
             return client;
         }
-        let client = connect::guest(&self.inner.home.run(&self.id), self.attempt, &self.token).await?;
+        let run = self.inner.home.run(&self.id);
+        let client = match connect::guest(&run, self.attempt, &self.token).await {
+            Err(e) if e.kind == ErrorKind::NotFound => return Err(SandboxError::gone(&self.id, "has ended")),
+            greeted => greeted?,
+        };
         *slot = Some(client.clone());
         Ok(client)
     }
@@ -94,12 +99,11 @@ impl DockerSandbox {
         self.inner.home.write(&record)
     }
 
-    /// Nothing runs and nothing is written while the volumes are read: the guest holds new work back, and the engine freezes
-    /// what is running.
+    /// Nothing runs and nothing is written while the volumes are read: the guest holds new work back and stops what is running.
     async fn take(&self, id: &SnapshotId, labels: &Labels, guest: &GuestClient) -> Result<SnapshotInfo> {
         let busy = guest.quiesce().await?.busy;
         let inner = &self.inner;
-        let name = inner.container(&self.id);
+        let of = inner.record(&self.id)?;
         let record = SnapshotRecord {
             info: SnapshotInfo {
                 id: id.clone(),
@@ -109,29 +113,27 @@ impl DockerSandbox {
                 created_at: lifecycle::now(),
                 bytes: None,
             },
-            image: inner.record(&self.id)?.image,
+            image: of.image,
         };
-        if busy {
-            inner.docker.pause_container(&name).await.map_err(|e| translate(&name, &e))?;
+        let freezes = busy && !of.paused;
+        if freezes {
+            guest.pause().await?;
         }
-        // Thawed whatever comes of it, also when nobody waits for the answer any more.
-        let thaw = Thaw { inner: Arc::clone(inner), name: busy.then(|| name.clone()) };
-        let taken = snapshot::take(&inner.docker, &inner.home, &name, record, inner.user).await;
+        // Goes on whatever comes of it, also when nobody waits for the answer any more.
+        let thaw = Thaw(freezes.then(|| guest.clone()));
+        let taken = snapshot::take(&inner.home, guest, record).await;
         thaw.now().await?;
         taken
     }
 }
 
-/// Unfreezes a container once, at the latest when it is dropped.
-struct Thaw {
-    inner: Arc<Inner>,
-    name: Option<String>,
-}
+/// Lets a sandbox go on, once, at the latest when it is dropped.
+struct Thaw(Option<GuestClient>);
 
 impl Thaw {
     async fn now(mut self) -> Result<()> {
-        match self.name.take() {
-            Some(name) => self.inner.docker.unpause_container(&name).await.map_err(|e| translate(&name, &e)),
+        match self.0.take() {
+            Some(guest) => guest.resume().await,
             None => Ok(()),
         }
     }
@@ -139,11 +141,10 @@ impl Thaw {
 
 impl Drop for Thaw {
     fn drop(&mut self) {
-        if let Some(name) = self.name.take() {
-            let inner = Arc::clone(&self.inner);
+        if let Some(guest) = self.0.take() {
             tokio::spawn(async move {
-                if let Err(e) = inner.docker.unpause_container(&name).await {
-                    tracing::warn!(container = %name, error = %e, "unfreezing after a snapshot");
+                if let Err(e) = guest.resume().await {
+                    tracing::warn!(error = %e, "going on after a snapshot");
                 }
             });
         }

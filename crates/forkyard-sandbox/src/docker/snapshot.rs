@@ -1,35 +1,34 @@
-//! Snapshots: the image's name, and an archive of each of its volumes. A fork unpacks them into volumes of its own, so it
-//! costs by size.
+//! Snapshots: the image's name, and each of its volumes as a stream that the guest packed ([`forkyard_guest::layer`]). A fork
+//! unpacks them into volumes of its own, so it costs by size; holes stay holes.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
-use bollard::query_parameters::{DownloadFromContainerOptionsBuilder, UploadToContainerOptionsBuilder};
-use bollard::{Docker, body_try_stream};
 use bytes::{Buf, Bytes};
 use forkyard_core::SnapshotId;
-use futures::StreamExt;
+use forkyard_guest::layer;
+use forkyard_guest::zygote::UnpackLimits;
 use tokio::sync::mpsc;
 
-use super::archive::{Copied, sanitise};
 use super::container::VOLUMES;
-use super::engine::translate;
-use super::record::{Home, SnapshotRecord};
+use super::record::{Home, STAGING, SnapshotRecord, maker};
+use crate::guest_client::GuestClient;
 use crate::{ErrorKind, ProviderKind, Result, SandboxError, SnapshotInfo};
 
-/// Of one archive. A bound against a hostile one; disks fill long before.
-const MAX_ARCHIVE_BYTES: u64 = 256 << 30;
-const MAX_RECORD_BYTES: u64 = 1 << 20;
+/// Of one volume. Bounds against a hostile guest or archive; disks fill long before.
+const LIMITS: UnpackLimits = UnpackLimits { bytes: 256 << 30, entries: 10_000_000 };
+/// The first line of an exported archive.
+const MAX_RECORD_BYTES: u64 = 64 << 10;
 /// Longest image reference that an import may name.
 const MAX_IMAGE_LEN: usize = 255;
-/// Pieces on their way from the engine to the disk.
+/// Pieces on their way from the guest to the disk.
 const QUEUE: usize = 16;
 const RECORD_FILE: &str = "snapshot.json";
 
-/// The archive of a volume.
-fn file_name(short: &str) -> String {
-    format!("{short}.tar")
+/// The stream of a volume.
+pub fn file_name(short: &str) -> String {
+    format!("{short}.layer")
 }
 
 fn failed(what: &str) -> impl FnOnce(io::Error) -> SandboxError {
@@ -62,7 +61,8 @@ impl Staging {
         let target = home.snapshot(id);
         let parent = target.parent().unwrap_or(home.root());
         // The dot keeps it out of lists: ids have none.
-        let dir = tempfile::Builder::new().prefix(".new-").tempdir_in(parent)?;
+        let prefix = format!("{STAGING}{}-", maker());
+        let dir = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent)?;
         Ok(Staging { dir, target })
     }
 
@@ -83,22 +83,14 @@ impl Staging {
     }
 }
 
-/// Archives the volumes of a container that nobody writes to now.
-pub async fn take(
-    docker: &Docker,
-    home: &Home,
-    container: &str,
-    record: SnapshotRecord,
-    user: (u32, u32),
-) -> Result<SnapshotInfo> {
+/// Packs the volumes of a sandbox whose commands stand still.
+pub async fn take(home: &Home, guest: &GuestClient, record: SnapshotRecord) -> Result<SnapshotInfo> {
     let id = record.info.id.clone();
     let what = format!("snapshot {id}");
     let staging = Staging::new(home, &id).map_err(failed(&what))?;
     let mut bytes = 0;
     for (inside, short) in VOLUMES {
-        let to = staging.dir.path().join(file_name(short));
-        let copied = download(docker, container, inside, to, user).await?;
-        bytes += copied.bytes;
+        bytes += packed(guest, inside, staging.dir.path().join(file_name(short))).await?;
     }
     let mut record = record;
     record.info.bytes = Some(bytes);
@@ -113,43 +105,25 @@ pub fn existing(home: &Home, id: &SnapshotId) -> Result<SnapshotInfo> {
         .ok_or_else(|| SandboxError::new(ErrorKind::NotFound, format!("no snapshot {id}")))
 }
 
-async fn download(
-    docker: &Docker,
-    container: &str,
-    inside: &str,
-    to: PathBuf,
-    user: (u32, u32),
-) -> Result<Copied> {
-    let options = DownloadFromContainerOptionsBuilder::default().path(&format!("{inside}/.")).build();
-    let mut stream = Box::pin(docker.download_from_container(container, Some(options)));
+/// One volume, from the guest into a file. The guest may have been taken over by what it guards, so its stream is checked.
+async fn packed(guest: &GuestClient, inside: &str, to: PathBuf) -> Result<u64> {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let writing = tokio::task::spawn_blocking(move || {
-        let file = BufWriter::new(File::create(to)?);
-        sanitise(Pieces { receiver, now: Bytes::new() }, file, user.0, user.1, MAX_ARCHIVE_BYTES)
+        let mut file = BufWriter::new(File::create(to)?);
+        let bytes = layer::copy_checked(&mut Pieces { receiver, now: Bytes::new() }, &mut file, LIMITS)?;
+        file.flush()?;
+        Ok(bytes)
     });
-    let mut fault = None;
-    while let Some(piece) = stream.next().await {
-        let stop = piece.is_err();
-        if let Err(e) = &piece {
-            fault = Some(translate(inside, e));
-        }
-        let piece = piece.map_err(io::Error::other);
-        // The writer stops reading when it fails, or when the archive's end mark was seen.
-        if sender.send(piece).await.is_err() || stop {
-            break;
-        }
-    }
+    let sent = guest.pack(inside, &sender).await;
     drop(sender);
     let written = writing.await.map_err(|e| failed(inside)(io::Error::other(e)))?;
-    match fault {
-        Some(fault) => Err(fault),
-        None => written.map_err(failed(inside)),
-    }
+    sent?;
+    written.map_err(failed(inside))
 }
 
-/// An archive's bytes as they arrive, for a thread that reads.
+/// A stream's bytes as they arrive, for a thread that reads.
 struct Pieces {
-    receiver: mpsc::Receiver<io::Result<Bytes>>,
+    receiver: mpsc::Receiver<Bytes>,
     now: Bytes,
 }
 
@@ -157,7 +131,7 @@ impl Read for Pieces {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.now.is_empty() {
             match self.receiver.blocking_recv() {
-                Some(piece) => self.now = piece?,
+                Some(piece) => self.now = piece,
                 None => return Ok(0),
             }
         }
@@ -165,19 +139,6 @@ impl Read for Pieces {
         self.now.copy_to_slice(&mut buffer[..n]);
         Ok(n)
     }
-}
-
-/// Unpacks a snapshot into the fresh volumes of a container that was not started yet.
-pub async fn restore(docker: &Docker, home: &Home, id: &SnapshotId, container: &str) -> Result<()> {
-    for (inside, short) in VOLUMES {
-        let path = home.snapshot(id).join(file_name(short));
-        let what = format!("snapshot {id}");
-        let file = tokio::fs::File::open(&path).await.map_err(failed(&what))?;
-        let options = UploadToContainerOptionsBuilder::default().path(inside).build();
-        let body = body_try_stream(tokio_util::io::ReaderStream::with_capacity(file, 256 << 10));
-        docker.upload_to_container(container, Some(options), body).await.map_err(|e| translate(&what, &e))?;
-    }
-    Ok(())
 }
 
 pub async fn remove(home: &Home, id: &SnapshotId) -> Result<()> {
@@ -189,27 +150,28 @@ pub async fn remove(home: &Home, id: &SnapshotId) -> Result<()> {
     removed.await.map_err(failed(&format!("snapshot {id}")))
 }
 
-/// One archive of the record and the volumes' archives; whole or not at all.
+/// The record as one line, then the volumes' streams one after another; whole or not at all.
 pub async fn export(home: &Home, id: &SnapshotId, to: &Path) -> Result<()> {
     existing(home, id)?;
     let (dir, to) = (home.snapshot(id), to.to_path_buf());
     let write = move || {
         let parent = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut file = tempfile::NamedTempFile::new_in(parent)?;
-        let mut builder = tar::Builder::new(BufWriter::new(file.as_file_mut()));
-        let archives = VOLUMES.map(|(_, short)| file_name(short));
-        for name in [RECORD_FILE].into_iter().chain(archives.iter().map(String::as_str)) {
-            builder.append_file(name, &mut File::open(dir.join(name))?)?;
+        let record: SnapshotRecord = serde_json::from_slice(&fs::read(dir.join(RECORD_FILE))?)?;
+        let mut line = serde_json::to_vec(&record)?;
+        line.push(b'\n');
+        file.write_all(&line)?;
+        for (_, short) in VOLUMES {
+            io::copy(&mut File::open(dir.join(file_name(short)))?, file.as_file_mut())?;
         }
-        builder.into_inner()?.flush()?;
         file.persist(&to).map_err(|e| e.error)?;
         Ok(())
     };
     blocking(write).await.map_err(failed(&format!("export of snapshot {id}")))
 }
 
-/// The archive is hostile: known names, each once, each checked; what is inside is cleaned entry by entry.
-pub async fn import(home: &Home, id: &SnapshotId, from: &Path, user: (u32, u32)) -> Result<SnapshotInfo> {
+/// The archive is hostile: every frame of it is looked at before it is kept.
+pub async fn import(home: &Home, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
     if let Some(record) = home.read_snapshot(id)? {
         return Ok(record.info);
     }
@@ -218,32 +180,11 @@ pub async fn import(home: &Home, id: &SnapshotId, from: &Path, user: (u32, u32))
     let (id, from) = (id.clone(), from.to_path_buf());
     let read = move || {
         let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_string());
-        let mut archive = tar::Archive::new(BufReader::new(File::open(from)?));
-        let mut record: Option<SnapshotRecord> = None;
-        let mut seen = [false; VOLUMES.len()];
-        let mut bytes = 0;
-        for entry in archive.entries()? {
-            let entry = entry?;
-            let name = entry.path()?.to_string_lossy().into_owned();
-            if entry.header().entry_type() != tar::EntryType::Regular {
-                return Err(bad("not an exported snapshot"));
-            }
-            if name == RECORD_FILE && record.is_none() {
-                let mut text = Vec::new();
-                entry.take(MAX_RECORD_BYTES).read_to_end(&mut text)?;
-                record = Some(serde_json::from_slice(&text)?);
-            } else if let Some(i) = VOLUMES.iter().position(|(_, short)| file_name(short) == name)
-                && !seen[i]
-            {
-                seen[i] = true;
-                let to = BufWriter::new(File::create(staging.dir.path().join(&name))?);
-                bytes += sanitise(entry, to, user.0, user.1, MAX_ARCHIVE_BYTES)?.bytes;
-            } else {
-                return Err(bad("not an exported snapshot"));
-            }
-        }
-        let mut record =
-            record.filter(|_| seen.iter().all(|s| *s)).ok_or_else(|| bad("not a whole snapshot"))?;
+        let mut archive = BufReader::new(File::open(from)?);
+        let mut line = Vec::new();
+        (&mut archive).take(MAX_RECORD_BYTES).read_until(b'\n', &mut line)?;
+        let mut record: SnapshotRecord =
+            serde_json::from_slice(&line).map_err(|_| bad("not an exported snapshot"))?;
         if record.info.provider != ProviderKind::Docker {
             return Err(bad("a snapshot of another provider"));
         }
@@ -251,15 +192,19 @@ pub async fn import(home: &Home, id: &SnapshotId, from: &Path, user: (u32, u32))
         if record.image.is_empty() || record.image.len() > MAX_IMAGE_LEN || !record.image.chars().all(plain) {
             return Err(bad("its image reference is not one"));
         }
+        let mut bytes = 0;
+        for (_, short) in VOLUMES {
+            let mut to = BufWriter::new(File::create(staging.dir.path().join(file_name(short)))?);
+            bytes += layer::copy_checked(&mut archive, &mut to, LIMITS)?;
+            to.flush()?;
+        }
+        if !archive.fill_buf()?.is_empty() {
+            return Err(bad("more follows its end"));
+        }
         record.info.id = id;
         record.info.bytes = Some(bytes);
         staging.commit(&record)?;
         Ok(record.info)
     };
-    // The reader of archives says `other` to what is broken.
-    let broken = |e: io::Error| match e.kind() {
-        io::ErrorKind::Other => io::Error::new(io::ErrorKind::InvalidData, e),
-        _ => e,
-    };
-    blocking(read).await.map_err(broken).map_err(failed(&what))
+    blocking(read).await.map_err(failed(&what))
 }

@@ -31,6 +31,17 @@ fn to_result(exit: ExitInfo) -> ExecResult {
     }
 }
 
+/// What a caller can do about a command that did not start.
+fn of_exec(e: SandboxError) -> SandboxError {
+    match e.kind {
+        ErrorKind::NotFound => e.or_hint(
+            "the command and the folder it runs in must exist inside: install it, or write its whole path",
+        ),
+        ErrorKind::Denied => e.or_hint("it must be executable by the user inside: chmod +x"),
+        _ => e,
+    }
+}
+
 impl GuestClient {
     pub async fn exec(&self, request: ExecRequest) -> Result<Exec> {
         let op = ExecOp {
@@ -50,7 +61,7 @@ impl GuestClient {
             ));
         }
         let mut answers = self.send(Op::Exec(op), &[]).await?;
-        match answers.next().await? {
+        match answers.next().await.map_err(of_exec)? {
             (Answer::Started { .. }, _) => {}
             (other, _) => return Err(unexpected(&other)),
         }

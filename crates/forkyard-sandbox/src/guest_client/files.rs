@@ -38,8 +38,31 @@ fn to_info(meta: FileMeta) -> FileInfo {
     }
 }
 
+/// What a caller can do about a path.
+fn of_path(e: SandboxError) -> SandboxError {
+    match e.kind {
+        ErrorKind::NotFound => {
+            e.or_hint("paths are those inside the sandbox; relative ones start at /workspace")
+        }
+        ErrorKind::TooLarge => {
+            e.or_hint("free space inside, or make the sandbox with a larger --disk or --memory")
+        }
+        ErrorKind::Denied => {
+            e.or_hint("only what the user inside may use can be used: /workspace, /home/user, /tmp")
+        }
+        ErrorKind::Invalid => {
+            e.or_hint("a path names a file or folder inside, without zero bytes and links that lead out")
+        }
+        _ => e,
+    }
+}
+
 impl GuestClient {
     pub async fn read_file(&self, path: &str, offset: u64, max: u64) -> Result<Bytes> {
+        self.read_parts(path, offset, max).await.map_err(of_path)
+    }
+
+    async fn read_parts(&self, path: &str, offset: u64, max: u64) -> Result<Bytes> {
         let mut answers = self.send(Op::Read { path: path.into(), offset, max }, &[]).await?;
         let mut all = BytesMut::new();
         loop {
@@ -58,12 +81,21 @@ impl GuestClient {
 
     pub async fn write_file(&self, path: &str, data: Bytes, mode: Option<u32>) -> Result<()> {
         if data.len() <= ONE_FRAME {
-            return self.ask_done(Op::Write { path: path.into(), mode }, &data).await;
+            return self.ask_done(Op::Write { path: path.into(), mode }, &data).await.map_err(of_path);
         }
         self.write_file_from(path, &mut &data[..], mode).await.map(drop)
     }
 
     pub async fn write_file_from(
+        &self,
+        path: &str,
+        data: &mut (dyn AsyncRead + Send + Unpin),
+        mode: Option<u32>,
+    ) -> Result<u64> {
+        self.write_parts(path, data, mode).await.map_err(of_path)
+    }
+
+    async fn write_parts(
         &self,
         path: &str,
         data: &mut (dyn AsyncRead + Send + Unpin),
@@ -100,8 +132,24 @@ impl GuestClient {
         }
     }
 
+    /// A folder as a stream, piece by piece, until whoever takes them stops.
+    pub async fn pack(&self, path: &str, to: &tokio::sync::mpsc::Sender<Bytes>) -> Result<()> {
+        let mut answers = self.send(Op::Pack { path: path.into() }, &[]).await?;
+        loop {
+            match answers.next().await? {
+                (Answer::Data, part) => {
+                    if to.send(part).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                (Answer::Done, _) => return Ok(()),
+                (other, _) => return Err(unexpected(&other)),
+            }
+        }
+    }
+
     pub async fn stat(&self, path: &str) -> Result<FileInfo> {
-        match self.ask(Op::Stat { path: path.into() }, &[]).await? {
+        match self.ask(Op::Stat { path: path.into() }, &[]).await.map_err(of_path)? {
             (Answer::Stat { info }, _) => Ok(to_info(info)),
             (other, _) => Err(unexpected(&other)),
         }
@@ -111,7 +159,7 @@ impl GuestClient {
         let mut answers = self.send(Op::List { path: path.into() }, &[]).await?;
         let mut all = Vec::new();
         loop {
-            match answers.next().await? {
+            match answers.next().await.map_err(of_path)? {
                 (Answer::Entries { entries }, _) if all.len() + entries.len() <= MAX_ENTRIES => {
                     all.extend(entries.into_iter().map(to_info));
                 }
@@ -123,11 +171,11 @@ impl GuestClient {
     }
 
     pub async fn remove(&self, path: &str, recursive: bool) -> Result<()> {
-        self.ask_done(Op::Remove { path: path.into(), recursive }, &[]).await
+        self.ask_done(Op::Remove { path: path.into(), recursive }, &[]).await.map_err(of_path)
     }
 
     pub async fn make_dir(&self, path: &str) -> Result<()> {
-        self.ask_done(Op::MakeDir { path: path.into() }, &[]).await
+        self.ask_done(Op::MakeDir { path: path.into() }, &[]).await.map_err(of_path)
     }
 
     pub async fn glob(&self, request: GlobRequest) -> Result<Vec<String>> {

@@ -39,7 +39,7 @@ impl SocketPath {
 }
 
 fn ended(id: &SandboxId) -> SandboxError {
-    SandboxError::new(ErrorKind::NotFound, format!("sandbox {id} has ended"))
+    SandboxError::gone(id, "has ended")
 }
 
 pub fn connect(id: &SandboxId, dir: &Path) -> Result<UnixStream> {

@@ -203,7 +203,7 @@ impl Inner {
 }
 
 fn not_found(id: &SandboxId) -> SandboxError {
-    SandboxError::new(ErrorKind::NotFound, format!("there is no sandbox {id}"))
+    SandboxError::gone(id, "does not exist")
 }
 
 fn status(meta: &Meta) -> SandboxStatus {
@@ -253,7 +253,7 @@ impl Provider for LocalProvider {
 
     async fn create(&self, id: &SandboxId, attempt: Attempt, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>> {
         self.inner.sweep_if_due();
-        self.inner.create(id, attempt, spec).await
+        self.inner.create(id, attempt, spec).await.map_err(|e| e.of_create(spec))
     }
 
     async fn attach(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
@@ -308,7 +308,8 @@ impl Provider for LocalProvider {
     }
 
     async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
-        self.inner.import_snapshot(id, from).await
+        let made = self.inner.import_snapshot(id, from).await;
+        made.map_err(|e| e.or_hint("import what `export` wrote, whole and unchanged"))
     }
 
     async fn sweep(&self) -> Result<()> {

@@ -67,7 +67,7 @@ impl LocalSandbox {
                 if e.kind == ErrorKind::Unavailable
                     && !self.meta().is_ok_and(|meta| link::is_alive(&meta)) =>
             {
-                Err(SandboxError::new(ErrorKind::NotFound, format!("sandbox {} has ended", self.id)))
+                Err(SandboxError::gone(&self.id, "has ended"))
             }
             other => other,
         }

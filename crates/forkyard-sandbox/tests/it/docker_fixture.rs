@@ -23,6 +23,7 @@ impl Daemon {
     /// None, with a word on why, where this machine has no engine or this user may not start one.
     pub async fn start() -> Option<Daemon> {
         let skip = |why: &str| {
+            assert!(std::env::var_os("FORKYARD_TEST_REQUIRE").is_none(), "{why}");
             eprintln!("skipped: {why}");
             None
         };
@@ -70,6 +71,10 @@ impl Daemon {
 
     pub fn host(&self) -> String {
         format!("unix://{}", self.dir.path().join("docker.sock").display())
+    }
+
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// A client of the engine itself, for looking from outside.

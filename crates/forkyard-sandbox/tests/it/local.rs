@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId};
-use forkyard_sandbox::conformance::{Case, Ctx, attacks, conformance};
+use forkyard_sandbox::conformance::{Case, Ctx, Stage, attacks, conformance};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{
     EgressCounters, EgressFactory, EgressHandle, ErrorKind, ExecRequest, InsideFile, Labels, NetworkMode,
@@ -145,15 +145,17 @@ async fn run_cases(cases: Vec<Case>) {
 }
 
 /// Cases that count on a program to do much in little time.
-const NEEDS_SPEED: &[&str] = &["an_output_flood_is_contained"];
+const NEEDS_SPEED: &[&str] = &["an_output_flood_is_contained", "a_busy_machine_hides_no_flood"];
 /// Cases that move a hundred megabytes or more: minutes where every instruction is emulated.
 const TOO_MUCH: &[&str] = &["binary_and_large_files", "a_slow_reader_stops_the_writer"];
 
 pub async fn run_cases_on(cases: Vec<Case>, spec: SandboxSpec) {
     let dir = tempfile::tempdir().unwrap();
-    let open = || Arc::new(LocalProvider::new(dir.path(), LocalOptions::default()).unwrap());
+    let stage = Arc::new(Stage::new().unwrap());
+    let options = LocalOptions { egress: Some(stage.egress()), ..LocalOptions::default() };
+    let open = || Arc::new(LocalProvider::new(dir.path(), options.clone()).unwrap());
     let (provider, other) = (open(), open());
-    let ctx = Ctx::new(provider.clone(), other.clone(), spec.clone());
+    let ctx = Ctx::new(provider.clone(), other.clone(), spec.clone()).on(stage);
     let only = std::env::var("ONLY").unwrap_or_default();
     // In the virtual machine every instruction is emulated.
     let emulated = std::env::var_os("FORKYARD_MACHINE").is_some();
@@ -202,6 +204,11 @@ async fn attacks_here() {
 
 /// Runs one of the tests above again as an account without any rights.
 pub fn as_ordinary_user(test: &str) {
+    as_user_with(test, &[], |_| {});
+}
+
+/// The same with variables, in a home that was prepared.
+pub fn as_user_with(test: &str, env: &[(&str, &str)], prepare: impl FnOnce(&std::path::Path)) {
     if !rustix::process::geteuid().is_root() {
         return; // the tests above are that already
     }
@@ -216,11 +223,13 @@ pub fn as_ordinary_user(test: &str) {
         std::process::Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status();
     assert!(copied.unwrap().success());
     std::fs::create_dir(&temporary).unwrap();
+    prepare(&temporary);
     std::os::unix::fs::chown(&temporary, Some(ID), Some(ID)).unwrap();
     let output = std::process::Command::new("setpriv")
         .args([&format!("--reuid={ID}"), &format!("--regid={ID}"), "--clear-groups", "--"])
         .arg(&program)
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
+        .envs(env.iter().copied())
         .env("TMPDIR", &temporary)
         .env("HOME", &temporary)
         .current_dir(&temporary)

@@ -1,6 +1,7 @@
 //! The crate's integration tests: one binary.
 
 mod docker;
+mod docker_engine;
 mod docker_fixture;
 mod egress_fixture;
 mod egress_internal;
@@ -14,3 +15,4 @@ mod local_roots;
 mod local_snapshots;
 mod local_sweep;
 mod machine;
+mod real_work;

@@ -3,7 +3,9 @@ use std::path::Path;
 use std::process::Command;
 
 use clap::Args;
+use forkyard_core::sandbox::NetworkMode;
 use forkyard_sandbox::SandboxError;
+use forkyard_sandbox::docker::{DockerOptions, engine};
 use forkyard_sandbox::local::{Level, LocalOptions, LocalProvider, doctor};
 use serde::Serialize;
 use serde_json::json;
@@ -16,9 +18,24 @@ use crate::render::table::left;
 use crate::render::{Cell, Color, Table};
 use crate::settings::Settings;
 
+mod attack;
+
 /// Say what this machine offers, and how to get the rest.
 #[derive(Debug, Args)]
-pub struct DoctorArgs {}
+pub struct DoctorArgs {
+    /// Attack a sandbox as a hostile agent would, and say what stopped each attempt; exit status 1 on a breach.
+    #[arg(long)]
+    pub attack: bool,
+    /// Whose sandboxes are attacked: local or docker [default: local].
+    #[arg(long, value_name = "NAME", requires = "attack")]
+    pub provider: Option<String>,
+    /// Image that the attacked sandboxes start from.
+    #[arg(long, value_name = "IMAGE", requires = "attack")]
+    pub image: Option<String>,
+    /// Only the attempts of these numbers, as docs/attacks.md lists them.
+    #[arg(long, value_name = "NUMBER", requires = "attack", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=39))]
+    pub only: Vec<u8>,
+}
 
 /// That of Debian 12: the oldest that Forkyard is meant for. It has all the switches that keep a hostile repository harmless.
 const MIN_GIT: (u32, u32) = (2, 39);
@@ -29,6 +46,8 @@ enum Health {
     Good,
     /// Something optional is missing.
     Missing,
+    /// As it was asked for: data can leave, or be changed, there.
+    Open,
     /// Runs will fail.
     Bad,
 }
@@ -55,6 +74,12 @@ impl Check {
 
 impl DoctorArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        if self.attack {
+            let mut flags = global.flags()?;
+            flags.set_option("sandbox.provider", "--provider", self.provider.as_ref());
+            flags.set_option("sandbox.image", "--image", self.image.as_ref());
+            return attack::run(&global.load(flags)?.settings, &self.only, out);
+        }
         let checks = match global.load(global.flags()?) {
             Ok(resolved) => checks(&resolved.settings),
             // Wrong settings are a finding, not the end of the examination.
@@ -69,6 +94,7 @@ impl DoctorArgs {
                 let mark = match c.health {
                     Health::Good => Cell::new("✓").color(Color::Green),
                     Health::Missing => Cell::new("–").color(Color::Yellow),
+                    Health::Open => Cell::new("!").color(Color::Yellow),
                     Health::Bad => Cell::new("✗").color(Color::Red),
                 };
                 table.row(vec![
@@ -96,9 +122,20 @@ fn checks(s: &Settings) -> Vec<Check> {
         git(),
         key("anthropic key", s.anthropic_api_key.is_some(), "export ANTHROPIC_API_KEY for real models"),
         key("github token", s.github_token.is_some(), "export GITHUB_TOKEN for private repositories"),
-        docker(),
+        docker(s),
     ];
     checks.extend(sandboxes);
+    checks.push(match leaves(s) {
+        open if open.is_empty() => {
+            Check::good("data can leave", "nowhere: package registries and git hosts are read-only")
+        }
+        open => Check {
+            name: "data can leave".into(),
+            health: Health::Open,
+            found: open.join("; "),
+            fix: Some("write host:ro, or leave them out, where nothing should".into()),
+        },
+    });
     checks
 }
 
@@ -164,11 +201,42 @@ fn version(text: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-fn docker() -> Check {
-    let socket = Path::new("/var/run/docker.sock");
-    match std::os::unix::net::UnixStream::connect(socket) {
-        Ok(_) => Check::good("docker", socket.display().to_string()),
-        Err(e) => Check::missing("docker", e.to_string(), "start dockerd to use --provider docker"),
+/// Where what is in a sandbox can get to, by the settings.
+fn leaves(s: &Settings) -> Vec<String> {
+    let mut open = Vec::new();
+    match s.network {
+        NetworkMode::None => {}
+        NetworkMode::Bridge => open.push("any public address (network mode bridge)".to_string()),
+        NetworkMode::Isolated => {
+            let tunnelled = s.allow.iter().filter(|entry| !entry.ends_with(":ro"));
+            open.extend(tunnelled.map(|entry| format!("host {entry} (network.allow without :ro)")));
+        }
+    }
+    if s.network != NetworkMode::None {
+        for (name, secret) in &s.tables.secrets {
+            open.push(format!("host {} (requests that the secret {name} is for)", secret.hosts.join(", ")));
+        }
+    }
+    let writable = s.volumes.iter().filter(|v| v.ends_with(":rw"));
+    open.extend(writable.map(|v| format!("folder {} (a writable volume)", v.split(':').next().unwrap_or(v))));
+    open
+}
+
+/// The engine of the settings.
+fn docker_options(s: &Settings) -> DockerOptions {
+    DockerOptions { host: s.docker_host.clone(), ..DockerOptions::default() }
+}
+
+fn docker(s: &Settings) -> Check {
+    let reached = crate::runtime()
+        .map(|runtime| runtime.block_on(async { engine(docker_options(s).host.as_deref()).await }));
+    match reached {
+        Ok(Ok(found)) => Check::good("docker", found),
+        Ok(Err(e)) => {
+            let fix = e.hint.unwrap_or_else(|| "start dockerd to use --provider docker".into());
+            Check::missing("docker", e.message, fix)
+        }
+        Err(e) => Check::missing("docker", e.message, "free some memory and processes"),
     }
 }
 

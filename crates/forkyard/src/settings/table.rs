@@ -154,6 +154,8 @@ settings! {
     sandbox_env: BTreeMap<String, String> = "sandbox.env" { default: Some(""), flag: Some("--env"), project: true }
     /// Folders of the host that sandboxes see: `HOST:PATH` (read-only) or `HOST:PATH:rw`.
     volumes: Vec<String> = "sandbox.volumes" { default: Some(""), flag: Some("--volume") }
+    /// Where the Docker engine listens: `unix:///path`. Unset: its usual socket.
+    docker_host: Option<String> = "docker.host" { env: &[var("DOCKER_HOST")] }
     /// Refuse a limit that the kernel itself can't enforce here.
     strict: bool = "sandbox.strict" { default: Some("false"), env: &[var("FORKYARD_STRICT")], flag: Some("--strict") }
 

@@ -53,3 +53,8 @@ fn tutorial() {
         assert!(page.lines().any(|l| steady(l) == steady(line)), "not in the tutorial: {line}");
     }
 }
+
+#[test]
+fn attacks() {
+    current("attacks.md", &forkyard_sandbox::conformance::attacks_markdown());
+}

@@ -33,3 +33,54 @@ fn a_home_that_can_not_be_made_is_found() {
     assert_eq!(ran.code, 1);
     assert!(ran.stdout.contains("set FORKYARD_HOME"), "{}", ran.stdout);
 }
+
+#[test]
+fn attacks_are_made_and_told() {
+    let w = World::new();
+    // With nothing of the host's tools: the attempts are carried along.
+    let ran = w.run_with(
+        &[
+            "doctor",
+            "--attack",
+            "--only",
+            "7,16,28,33",
+            "--json",
+            "--set",
+            "network.allow=open.example,read.example:ro",
+        ],
+        &[("PATH", "/nonexistent")],
+    );
+    let json: serde_json::Value =
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}{}", ran.stdout, ran.stderr));
+    assert_eq!((ran.code, &json["breaches"]), (0, &0.into()), "{json}");
+    let attempts = json["attempts"].as_array().unwrap();
+    assert!(attempts.len() >= 4, "{json}");
+    for attempt in attempts {
+        assert!(["denied", "harmless"].contains(&attempt["outcome"].as_str().unwrap()), "{attempt}");
+        assert!(!attempt["layer"].as_str().unwrap().is_empty());
+    }
+    let leaves = json["leaves"].as_array().unwrap();
+    assert_eq!(leaves.len(), 1, "{leaves:?}");
+    assert!(leaves[0].as_str().unwrap().contains("open.example"));
+    assert_eq!(std::fs::read_dir(w.home().join("doctor")).unwrap().count(), 0, "nothing is left");
+
+    let ran = w.run(&["doctor", "--attack", "--only", "16"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("seccomp") && ran.stdout.contains("0 breaches"), "{}", ran.stdout);
+    let ran = w.run(&["doctor", "--attack", "--only", "39"]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert_eq!(w.run(&["doctor", "--only", "16"]).code, 2);
+}
+
+#[test]
+fn an_absent_engine_is_a_finding_and_an_error() {
+    let w = World::new();
+    let host = ("DOCKER_HOST", "unix:///nowhere/docker.sock");
+    let ran = w.run_with(&["doctor", "--json"], &[host]);
+    let json: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    let docker = json["checks"].as_array().unwrap().iter().find(|c| c["name"] == "docker").unwrap().clone();
+    assert_eq!((ran.code, docker["health"].as_str()), (0, Some("missing")), "{docker}");
+    let ran = w.run_with(&["doctor", "--attack", "--provider", "docker"], &[host]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("/nowhere/docker.sock") && ran.stderr.contains("hint"), "{}", ran.stderr);
+}

@@ -1,0 +1,225 @@
+//! Resources: more processes, memory, files and output than allowed, and games against whoever watches.
+
+use std::time::Duration;
+
+use forkyard_core::CallId;
+
+use super::attack;
+use super::stage::{PROBE, bring_probe, probe};
+use crate::conformance::{Case, CaseResult, Ctx, ensure, ensure_eq, run, sh};
+use crate::{ExecRequest, Signal};
+
+pub fn cases() -> Vec<Case> {
+    vec![
+        attack!(a_fork_bomb_is_contained, [22], "A fork bomb",
+            Harmless by local "cgroup, rlimit of the user namespace" docker "cgroup"),
+        attack!(memory_is_contained, [23], "All the memory there is",
+            Harmless by local "cgroup, else the watchdog" docker "cgroup"),
+        attack!(shared_memory_is_contained, [23], "All the memory there is, as files in memory",
+            Harmless by local "size of /dev/shm" docker "size of each tmpfs, cgroup"),
+        attack!(the_disk_is_contained, [23], "All the disk there is, in folders that can't be listed",
+            Harmless by local "watchdog, or a quota under --strict" docker "watchdog"),
+        attack!(inodes_are_contained, [23], "Empty files without end", Harmless by "watchdog: an entry counts 4 KiB"),
+        attack!(an_output_flood_is_contained, [23], "Output without end, by many calls at once",
+            Harmless by "bounded spool"),
+        attack!(a_double_fork_dies_with_the_sandbox, [24], "A daemon that outlives its command and its sandbox",
+            Harmless by "pid namespace"),
+        attack!(a_daemon_does_not_survive_a_cancel, [24], "A double fork that outlives a cancelled command",
+            Harmless by "supervisor: the whole tree"),
+        attack!(a_stopped_tree_still_times_out, [25], "Processes that stop themselves before their time is over",
+            Harmless by "supervisor's own clock"),
+        attack!(the_watchdog_can_not_be_starved, [25], "The clock, priorities, limits and descriptors of the supervisor",
+            Denied by "seccomp, no capabilities"),
+        attack!(a_busy_machine_hides_no_flood, [25], "A flood behind processes that keep every processor busy",
+            Harmless by "watchdog"),
+    ]
+}
+
+async fn a_fork_bomb_is_contained(ctx: &Ctx) -> CaseResult {
+    let mut spec = ctx.spec.clone();
+    spec.limits.processes = 48;
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    let bomb = ExecRequest::shell("b() { b | b & }; b; sleep 600").timeout(Duration::from_millis(1500));
+    let output = run(&sandbox, bomb).await?;
+    ensure!(output.result.exit_code != 0, "it ended well");
+    // The machine and the sandbox go on.
+    let limit = tokio::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        let stats = sandbox.stats().await?;
+        ensure!(stats.processes <= 48 + 64, "{} processes", stats.processes);
+        match sh(&sandbox, "echo alive").await {
+            Ok(output) if output.out == "alive\n" => return Ok(()),
+            _ => ensure!(tokio::time::Instant::now() < limit, "the sandbox does not recover"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+const MEMORY: u64 = 96 << 20;
+
+async fn memory_is_contained(ctx: &Ctx) -> CaseResult {
+    let mut spec = ctx.spec.clone();
+    spec.limits.memory_bytes = MEMORY;
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    // tail keeps what it reads until a line ends.
+    let hog = ExecRequest::shell("tail /dev/zero").timeout(Duration::from_secs(60));
+    let output = run(&sandbox, hog).await?;
+    ensure_eq!((output.result.exit_code, output.result.timed_out), (137, false));
+    ensure!(output.result.oom_killed, "not recorded as a kill for memory: {:?}", output.result);
+    ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
+    Ok(())
+}
+
+async fn shared_memory_is_contained(ctx: &Ctx) -> CaseResult {
+    let mut spec = ctx.spec.clone();
+    spec.limits.memory_bytes = MEMORY;
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    // Into every file system that lies in memory, one after another, whatever a kill leaves of the shell.
+    let mounts = sh(&sandbox, "grep -E ' tmpfs | ramfs ' /proc/mounts | cut -d' ' -f2").await?.out;
+    let mut held = 0;
+    for mount in mounts.lines() {
+        let fill = format!("dd if=/dev/zero of={mount}/flood bs=1M count=400");
+        run(&sandbox, ExecRequest::shell(fill).timeout(Duration::from_secs(60))).await?;
+        let blocks = sh(&sandbox, &format!("stat -c %b {mount}/flood 2>/dev/null || echo 0")).await?.out;
+        held += blocks.trim().parse::<u64>().unwrap_or(0) * 512;
+    }
+    ensure!(held <= 2 * MEMORY, "{held} bytes are held in memory, in {mounts:?}");
+    ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
+    Ok(())
+}
+
+/// Into a folder that its owner can't list.
+const FLOOD: &str = "mkdir h; cd h; chmod 300 .; i=0; while :; do head -c 1048576 /dev/urandom > f$i || exit 9; i=$((i+1)); sleep 0.01; done";
+const DISK: u64 = 64 << 20;
+
+async fn the_disk_is_contained(ctx: &Ctx) -> CaseResult {
+    let mut spec = ctx.spec.clone();
+    spec.limits.disk_bytes = DISK;
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    let output = run(&sandbox, ExecRequest::shell(FLOOD).timeout(Duration::from_secs(60))).await?;
+    ensure!(!output.result.timed_out, "nobody stopped it");
+    let used = sandbox.stats().await?.disk_bytes;
+    ensure!(used < 1 << 30, "{used} bytes were written");
+    // It is still over: whoever goes on is stopped again, whoever cleans up is not, however long that takes.
+    let more = FLOOD.replace("mkdir h; ", "").replace("> f", "> g");
+    let output = run(&sandbox, ExecRequest::shell(more).timeout(Duration::from_secs(60))).await?;
+    ensure!(!output.result.timed_out, "nobody stopped the second one");
+    let clean = "sleep 1.2; chmod 700 h; rm -r h; echo alive";
+    ensure_eq!(sh(&sandbox, clean).await?.out, "alive\n");
+    Ok(())
+}
+
+async fn inodes_are_contained(ctx: &Ctx) -> CaseResult {
+    let mut spec = ctx.spec.clone();
+    spec.limits.disk_bytes = DISK;
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    bring_probe(&sandbox).await?;
+    let flood = ExecRequest::new([PROBE, "probe", "inodes", "/workspace/flood"]);
+    let output = run(&sandbox, flood.timeout(Duration::from_secs(60))).await?;
+    ensure!(!output.result.timed_out, "nobody stopped it");
+    // At 4 KiB each; the rest is what a second or two of a fast machine adds.
+    let entries = DISK / 4096;
+    let count = sh(&sandbox, "find /workspace/flood | wc -l").await?.out;
+    let count: u64 = count.trim().parse().unwrap_or(u64::MAX);
+    ensure!(count < 40 * entries, "{count} files were made");
+    ensure_eq!(sh(&sandbox, "rm -rf /workspace/flood; echo alive").await?.out, "alive\n");
+    Ok(())
+}
+
+async fn an_output_flood_is_contained(ctx: &Ctx) -> CaseResult {
+    const CALLS: usize = 24;
+    let sandbox = ctx.sandbox().await?;
+    let mut floods = Vec::new();
+    for number in 0..CALLS {
+        let call = CallId::new(format!("yes{number}")).expect("an id");
+        let request = ExecRequest { call: Some(call), ..ExecRequest::shell("yes >&2 & yes") };
+        floods.push(sandbox.exec(request.timeout(Duration::from_millis(1500))).await?);
+    }
+    let mut passed = 0;
+    for flood in floods {
+        let (result, out, err) = flood.output().await?;
+        for stream in [&out, &err] {
+            ensure!(
+                stream.len() as u64 <= ExecRequest::DEFAULT_MAX_OUTPUT,
+                "{} bytes were passed on",
+                stream.len()
+            );
+        }
+        passed += out.len() + err.len();
+        ensure!(result.timed_out, "{result:?}");
+    }
+    // All spools of a sandbox share one bound, whatever the calls ask for.
+    ensure!(passed <= 300 << 20, "{passed} bytes were kept");
+    ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
+    Ok(())
+}
+
+async fn a_double_fork_dies_with_the_sandbox(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    let mark = format!("86{}", std::process::id());
+    sh(
+        &sandbox,
+        &format!("(setsid sh -c 'trap \"\" HUP TERM; sleep {mark}; sleep {mark}' >/dev/null 2>&1 &)"),
+    )
+    .await?;
+    let limit = tokio::time::Instant::now() + Duration::from_secs(20);
+    while !host_runs(&mark) {
+        ensure!(tokio::time::Instant::now() < limit, "the attempt did not start");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    ctx.provider.destroy(sandbox.id()).await?;
+    ensure!(!host_runs(&mark), "it outlived its sandbox");
+    Ok(())
+}
+
+/// Whether a process of this machine has the word among its arguments.
+fn host_runs(word: &str) -> bool {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return false };
+    entries.flatten().any(|entry| {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        line.split(|b| *b == 0).any(|arg| arg == word.as_bytes())
+    })
+}
+
+async fn a_daemon_does_not_survive_a_cancel(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    let script = "(setsid sh -c 'trap \"\" HUP TERM INT; while :; do echo x >> beat; sleep 0.02; done' &) ; while [ ! -s beat ]; do sleep 0.01; done; echo up; sleep 600";
+    let mut command = sandbox.exec(ExecRequest::shell(script)).await?;
+    ensure!(command.events.recv().await.is_some(), "it did not start");
+    command.control.signal(Signal::Kill).await?;
+    let (result, ..) = command.output().await?;
+    ensure_eq!(result.exit_code, 137);
+    let size = async || sandbox.stat("beat").await.map_or(0, |info| info.size);
+    let before = size().await;
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    ensure_eq!(size().await, before);
+    Ok(())
+}
+
+async fn a_stopped_tree_still_times_out(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    let games = ExecRequest::shell(
+        "trap '' TERM INT HUP; nice -n 19 sh -c 'kill -STOP $$' & kill -STOP $$; sleep 600",
+    );
+    let output = run(&sandbox, games.timeout(Duration::from_millis(700))).await?;
+    ensure_eq!((output.result.exit_code, output.result.timed_out), (124, true));
+    Ok(())
+}
+
+async fn the_watchdog_can_not_be_starved(ctx: &Ctx) -> CaseResult {
+    super::kernel::refused(ctx, &["25"]).await
+}
+
+async fn a_busy_machine_hides_no_flood(ctx: &Ctx) -> CaseResult {
+    let mut spec = ctx.spec.clone();
+    spec.limits.disk_bytes = DISK;
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    bring_probe(&sandbox).await?;
+    // First every way to hold the supervisor back, then the flood among busy neighbours.
+    probe(&sandbox, &["25"]).await?;
+    let script = format!("i=0; while [ $i -lt 8 ]; do (while :; do :; done) & i=$((i+1)); done; {FLOOD}");
+    let output = run(&sandbox, ExecRequest::shell(script).timeout(Duration::from_secs(100))).await?;
+    ensure!(!output.result.timed_out, "nobody stopped it");
+    ensure_eq!(sh(&sandbox, "chmod -R 700 h; rm -r h; echo alive").await?.out, "alive\n");
+    Ok(())
+}

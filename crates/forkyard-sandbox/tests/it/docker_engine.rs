@@ -1,0 +1,283 @@
+//! The Docker provider and its engine: owners that die, engines that are not what they should be, users without leave,
+//! registries.
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::query_parameters::{PushImageOptionsBuilder, RemoveImageOptionsBuilder, TagImageOptionsBuilder};
+use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use forkyard_sandbox::docker::{DockerOptions, DockerProvider};
+use forkyard_sandbox::local::{LocalOptions, LocalProvider};
+use forkyard_sandbox::{
+    ErrorKind, ExecRequest, Labels, NetworkMode, NetworkSpec, Provider, Root, Sandbox, SandboxSpec,
+};
+use futures::StreamExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::docker::{connect, left};
+use crate::docker_fixture::{Daemon, IMAGE, find};
+use crate::local::as_user_with;
+
+const FIRST: Attempt = Attempt(1);
+
+fn id(text: &str) -> SandboxId {
+    SandboxId::new(text).unwrap()
+}
+
+fn spec() -> SandboxSpec {
+    SandboxSpec {
+        network: NetworkSpec { mode: NetworkMode::None, ..Default::default() },
+        ..Default::default()
+    }
+}
+
+async fn sh(sandbox: &Arc<dyn Sandbox>, script: &str) -> String {
+    let (_, out, _) = sandbox.exec(ExecRequest::shell(script)).await.unwrap().output().await.unwrap();
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Not a test by itself: makes a sandbox and a child of it, says so, and waits to be killed.
+#[tokio::test]
+#[ignore = "run by another test"]
+async fn owner_that_will_be_killed() {
+    let (Ok(host), Some(state)) =
+        (std::env::var("KILLED_OWNER_HOST"), std::env::var_os("KILLED_OWNER_STATE"))
+    else {
+        return;
+    };
+    let options = DockerOptions { host: Some(host), image: Some(IMAGE.into()), egress: None };
+    let provider = DockerProvider::connect(std::path::Path::new(&state), options).await.unwrap();
+    let parent = provider.create(&id("parent"), FIRST, &spec()).await.unwrap();
+    sh(&parent, "echo one > f; (sleep 7654322 &) >/dev/null 2>&1").await;
+    let snapshot = SnapshotId::new("snap").unwrap();
+    parent.snapshot(&snapshot, &Labels::new()).await.unwrap();
+    let child = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..spec() };
+    provider.create(&id("child"), FIRST, &child).await.unwrap();
+    provider.remove_snapshot(&snapshot).await.unwrap();
+    println!("made");
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_left_of_owners_that_were_killed() {
+    let full = std::env::var("FORKYARD_TEST_SCALE").is_ok_and(|scale| scale == "full");
+    let cycles = if full { 100 } else { 10 };
+    let Some(daemon) = Daemon::start().await else { return };
+    let state = tempfile::tempdir().unwrap();
+    // The image is prepared once; how long a whole owner takes says when to kill the others.
+    let mut whole = Duration::ZERO;
+    for cycle in 0..cycles {
+        let begin = std::time::Instant::now();
+        let mut owner = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "docker_engine::owner_that_will_be_killed", "--ignored", "--nocapture"])
+            .env("KILLED_OWNER_HOST", daemon.host())
+            .env("KILLED_OWNER_STATE", state.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        if cycle == 0 || cycle % 3 == 2 {
+            let lines = std::io::BufRead::lines(std::io::BufReader::new(owner.stdout.take().unwrap()));
+            assert!(lines.map_while(Result::ok).any(|line| line == "made"));
+            whole = whole.max(begin.elapsed());
+        } else {
+            // Anywhere on its way: nothing is expected of the moment, only of what is left after it.
+            tokio::time::sleep(whole * (1 + (cycle * 7) % 10) / 11).await;
+        }
+        owner.kill().unwrap();
+        owner.wait().unwrap();
+        let provider = connect(&daemon, state.path(), None).await;
+        provider.sweep().await.unwrap();
+        for info in provider.list(&Labels::new()).await.unwrap() {
+            provider.destroy(&info.id).await.unwrap();
+        }
+        for snapshot in provider.snapshots().await.unwrap() {
+            provider.remove_snapshot(&snapshot.id).await.unwrap();
+        }
+        assert_eq!(left(&daemon).await, (0, 0), "cycle {cycle}");
+        for part in ["sandboxes", "snapshots"] {
+            let names: Vec<_> = std::fs::read_dir(state.path().join(part)).unwrap().flatten().collect();
+            assert!(names.is_empty(), "cycle {cycle}: {names:?}");
+        }
+    }
+    let alive = std::fs::read_dir("/proc").unwrap().flatten().filter(|p| {
+        std::fs::read(p.path().join("cmdline")).is_ok_and(|c| c.split(|b| *b == 0).any(|a| a == b"7654322"))
+    });
+    assert_eq!(alive.count(), 0);
+}
+
+/// Answers every request with the same words.
+fn impostor(path: &std::path::Path, answer: String) -> tokio::task::JoinHandle<()> {
+    let listener = tokio::net::UnixListener::bind(path).unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = [0; 4096];
+            let _ = stream.read(&mut request).await;
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    })
+}
+
+#[tokio::test]
+async fn engines_that_are_not_what_they_should_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let answer = |status: &str, body: &str| {
+        format!(
+            "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    let old = answer("200 OK", r#"{"ApiVersion":"1.40","Version":"19.03.0"}"#);
+    let refuses = answer("403 Forbidden", r#"{"message":"not for you"}"#);
+    let broken = answer("500 Oops", r#"{"message":"boom"}"#);
+    let table = [
+        ("old", old, ErrorKind::Unsupported),
+        ("refuses", refuses, ErrorKind::Auth),
+        ("broken", broken, ErrorKind::Unavailable),
+        ("rubbish", "SSH-2.0-OpenSSH_9.2\r\n".to_string(), ErrorKind::Unavailable),
+    ];
+    for (name, answer, kind) in table {
+        let path = dir.path().join(name);
+        let _server = impostor(&path, answer);
+        let options =
+            DockerOptions { host: Some(format!("unix://{}", path.display())), ..Default::default() };
+        let error = DockerProvider::connect(&dir.path().join("state"), options).await.err().unwrap();
+        assert_eq!(error.kind, kind, "{name}: {error}");
+        assert!(error.hint.is_some(), "{name}: no fix in {error}");
+    }
+}
+
+/// Run as an ordinary user: by leave of the engine's socket, or without.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "run by another test"]
+async fn as_whoever_this_is() {
+    let Ok(host) = std::env::var("ORDINARY_DOCKER_HOST") else { return };
+    let state = tempfile::tempdir().unwrap();
+    let options = DockerOptions { host: Some(host), image: Some(IMAGE.into()), egress: None };
+    let connected = DockerProvider::connect(state.path(), options).await;
+    if std::env::var("ORDINARY_MAY").is_err() {
+        let error = connected.err().unwrap();
+        assert_eq!(error.kind, ErrorKind::Denied, "{error}");
+        assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("group docker")), "{error}");
+        return;
+    }
+    let provider = connected.unwrap();
+    let parent = provider.create(&id("mine"), FIRST, &spec()).await.unwrap();
+    let own = rustix::process::geteuid().as_raw();
+    assert_eq!(sh(&parent, "id -u; echo one > f; chmod 000 f").await, format!("{own}\n"));
+    let snapshot = SnapshotId::new("snap").unwrap();
+    parent.snapshot(&snapshot, &Labels::new()).await.unwrap();
+    let child = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..spec() };
+    let child = provider.create(&id("child"), FIRST, &child).await.unwrap();
+    assert_eq!(sh(&child, "stat -c %a f; chmod 600 f; cat f").await, "0\none\n");
+    provider.remove_snapshot(&snapshot).await.unwrap();
+    for name in ["mine", "child"] {
+        provider.destroy(&id(name)).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ordinary_users_with_and_without_leave() {
+    use std::os::unix::fs::PermissionsExt;
+    let Some(daemon) = Daemon::start().await else { return };
+    let host = daemon.host();
+    let socket = host.trim_start_matches("unix://").to_string();
+    let test = "docker_engine::as_whoever_this_is";
+    std::fs::set_permissions(daemon.dir(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let run = |env: Vec<(&'static str, String)>| {
+        tokio::task::spawn_blocking(move || {
+            let env: Vec<(&str, &str)> = env.iter().map(|(k, v)| (*k, v.as_str())).collect();
+            as_user_with(test, &env, |_| {});
+        })
+    };
+    run(vec![("ORDINARY_DOCKER_HOST", host.clone())]).await.unwrap();
+    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o666)).unwrap();
+    run(vec![("ORDINARY_DOCKER_HOST", host), ("ORDINARY_MAY", "1".into())]).await.unwrap();
+    assert_eq!(left(&daemon).await, (0, 0));
+}
+
+/// Debian's `docker-registry`, ended with the test.
+struct Registry {
+    child: std::process::Child,
+    address: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Registry {
+    async fn start() -> Option<Registry> {
+        let Some(program) = find("docker-registry") else {
+            assert!(std::env::var_os("FORKYARD_TEST_REQUIRE").is_none(), "no docker-registry");
+            return None;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        // Free a moment ago; whoever takes it meanwhile makes this test fail, not lie.
+        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let config = format!(
+            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: {address}\n",
+            dir.path().join("data").display()
+        );
+        std::fs::write(dir.path().join("config.yml"), config).unwrap();
+        let child = Command::new(program)
+            .arg("serve")
+            .arg(dir.path().join("config.yml"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let registry = Registry { child, address, _dir: dir };
+        while tokio::net::TcpStream::connect(&registry.address).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Some(registry)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn images_come_from_a_registry() {
+    let Some(daemon) = Daemon::start().await else { return };
+    let Some(registry) = Registry::start().await else { return };
+    let docker = daemon.docker().unwrap();
+    let repo = format!("{}/forkyard/test", registry.address);
+    let name = format!("{repo}:1");
+    docker
+        .tag_image(IMAGE, Some(TagImageOptionsBuilder::default().repo(&repo).tag("1").build()))
+        .await
+        .unwrap();
+    let options = PushImageOptionsBuilder::default().tag("1").build();
+    let mut pushing = Box::pin(docker.push_image(&repo, Some(options), None));
+    while let Some(said) = pushing.next().await {
+        said.unwrap();
+    }
+    for image in [name.as_str(), IMAGE] {
+        docker.remove_image(image, Some(RemoveImageOptionsBuilder::default().build()), None).await.unwrap();
+    }
+    let state = tempfile::tempdir().unwrap();
+    let provider = connect(&daemon, state.path(), None).await;
+    let from = |image: &str| SandboxSpec { root: Root::Image(image.into()), ..spec() };
+    let sandbox = provider.create(&id("pulled"), FIRST, &from(&name)).await.unwrap();
+    assert_eq!(sh(&sandbox, "id -un").await, "user\n");
+    provider.destroy(&id("pulled")).await.unwrap();
+    for missing in [format!("{repo}:2"), format!("{}/forkyard/other:1", registry.address)] {
+        let error = provider.create(&id("missing"), FIRST, &from(&missing)).await.err().unwrap();
+        assert_eq!(error.kind, ErrorKind::Invalid, "{error}");
+        assert!(error.hint.is_some(), "{error}");
+    }
+    assert_eq!(left(&daemon).await, (0, 0));
+
+    // The same registry without an engine.
+    let state = tempfile::tempdir().unwrap();
+    let local = LocalProvider::new(state.path(), LocalOptions::default()).unwrap();
+    let sandbox = local.create(&id("local"), FIRST, &from(&name)).await.unwrap();
+    assert_eq!(sh(&sandbox, "ls /bin/busybox").await, "/bin/busybox\n");
+    local.destroy(&id("local")).await.unwrap();
+    local.remove_image(&name).await.unwrap();
+    local.settle().await;
+}

@@ -1,0 +1,130 @@
+//! The attack suite as a user's command: every attempt of a hostile program, made for real on this machine.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forkyard_core::sandbox::{NetworkMode, NetworkSpec, ProviderKind, Root, SandboxSpec};
+use forkyard_sandbox::Provider;
+use forkyard_sandbox::conformance::{Attack, AttackReport, Ctx, Ending, Stage, attacks, attempt};
+use forkyard_sandbox::docker::{DockerOptions, DockerProvider};
+use forkyard_sandbox::local::{LocalOptions, LocalProvider};
+use serde_json::json;
+
+use super::leaves;
+use crate::error::{CliError, Result};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::render::table::left;
+use crate::render::{Cell, Color, Table, plain};
+use crate::settings::{Settings, environment};
+
+/// Both objects of a provider on a state folder of their own, as two processes would have.
+struct Ground {
+    providers: [Arc<dyn Provider>; 2],
+    local: Option<LocalProvider>,
+    _state: tempfile::TempDir,
+}
+
+async fn ground(s: &Settings, stage: &Stage) -> Result<Ground> {
+    let below = s.home.join("doctor");
+    std::fs::create_dir_all(&below)?;
+    let state = tempfile::tempdir_in(&below)?;
+    match s.provider {
+        ProviderKind::Local => {
+            let home = environment().get("HOME").map(PathBuf::from);
+            let options = LocalOptions { egress: Some(stage.egress()), home, ..LocalOptions::default() };
+            let open = || LocalProvider::new(state.path(), options.clone());
+            let (first, second) = (open()?, open()?);
+            let providers: [Arc<dyn Provider>; 2] = [Arc::new(first.clone()), Arc::new(second)];
+            Ok(Ground { providers, local: Some(first), _state: state })
+        }
+        ProviderKind::Docker => {
+            let options = DockerOptions { egress: Some(stage.egress()), ..super::docker_options(s) };
+            let first = DockerProvider::connect(state.path(), options.clone()).await?;
+            let second = DockerProvider::connect(state.path(), options).await?;
+            Ok(Ground { providers: [Arc::new(first), Arc::new(second)], local: None, _state: state })
+        }
+        kind @ (ProviderKind::E2b | ProviderKind::Daytona) => {
+            Err(CliError::usage(format!("the attack suite does not run on {kind:?}"))
+                .hint("use local or docker"))
+        }
+    }
+}
+
+async fn attack(s: &Settings, only: &[u8], out: &Output<'_>) -> Result<Vec<AttackReport>> {
+    let stage = Arc::new(Stage::new()?);
+    let ground = ground(s, &stage).await?;
+    let [provider, other] = ground.providers.clone();
+    let spec = SandboxSpec {
+        root: s.image.clone().map_or(Root::Default, Root::Image),
+        network: NetworkSpec { mode: NetworkMode::None, ..NetworkSpec::default() },
+        ..SandboxSpec::default()
+    };
+    let capabilities = provider.capabilities();
+    let ctx = Ctx::new(provider, other, spec).on(stage);
+    let asked = |a: Attack| only.is_empty() || a.items.iter().any(|item| only.contains(item));
+    let mut cases = attacks();
+    cases.retain(|case| (case.applies)(&capabilities) && case.attack.is_some_and(asked));
+    if cases.is_empty() {
+        let only: Vec<String> = only.iter().map(u8::to_string).collect();
+        return Err(CliError::usage(format!("--only {}: not a sandbox's to stop", only.join(",")))
+            .hint("docs/attacks.md says who does"));
+    }
+    let shows = !out.json && out.style.is_terminal();
+    let mut reports = Vec::new();
+    for (number, case) in cases.iter().enumerate() {
+        if shows {
+            let what = case.attack.map_or(case.name, |a| a.attempt);
+            eprint!("\r\x1b[K{}/{} {}", number + 1, cases.len(), crate::render::fit(what, 60));
+        }
+        reports.extend(attempt(case, &ctx).await);
+    }
+    if shows {
+        eprint!("\r\x1b[K");
+    }
+    if let Some(local) = &ground.local {
+        local.settle().await;
+    }
+    Ok(reports)
+}
+
+pub fn run(s: &Settings, only: &[u8], out: &mut Output<'_>) -> Result<Exit> {
+    let reports = crate::runtime()?.block_on(attack(s, only, out))?;
+    let breaches = reports.iter().filter(|r| r.outcome == Ending::Breach).count();
+    let leaves = leaves(s);
+    if out.json {
+        out.json(&json!({
+            "schema": "forkyard.attack/1",
+            "provider": s.provider,
+            "breaches": breaches,
+            "attempts": reports,
+            "leaves": leaves,
+        }))?;
+    } else {
+        let mut table = Table::new(vec![left("No."), left("Attempt"), left("Outcome"), left("By")]);
+        for report in &reports {
+            let items: Vec<String> = report.items.iter().map(u8::to_string).collect();
+            let color = match report.outcome {
+                Ending::Denied | Ending::Harmless => Color::Green,
+                Ending::Breach => Color::Red,
+            };
+            table.row(vec![
+                Cell::new(items.join(", ")),
+                Cell::new(report.attempt),
+                Cell::new(report.outcome.as_str()).color(color),
+                Cell::new(report.layer),
+            ]);
+        }
+        let style = out.style;
+        out.text(&table.render(&style))?;
+        for report in reports.iter().filter(|r| r.outcome == Ending::Breach) {
+            let detail = report.detail.as_deref().unwrap_or_default();
+            out.line(&format!("{} {}: {}", style.paint(Color::Red, "breach"), report.name, plain(detail)))?;
+        }
+        for open in &leaves {
+            out.line(&format!("{} {}", style.paint(Color::Yellow, "open:"), plain(open)))?;
+        }
+        out.line(&format!("{} attempts, {breaches} breaches.", reports.len()))?;
+    }
+    Ok(if breaches == 0 { Exit::Success } else { Exit::Failure })
+}
