@@ -53,12 +53,11 @@ fn open(path: &std::ffi::CStr, flags: i32) -> libc::c_long {
 
 fn write(path: &std::ffi::CStr, text: &str) -> libc::c_long {
     let fd = open(path, libc::O_WRONLY);
-    // SAFETY: the text is alive and its length its own.
     if fd < 0 {
-        fd
-    } else {
-        unsafe { libc::write(fd as i32, text.as_ptr().cast(), text.len()) as libc::c_long }
+        return fd;
     }
+    // SAFETY: the text is alive and its length its own.
+    unsafe { libc::write(fd as i32, text.as_ptr().cast(), text.len()) as libc::c_long }
 }
 
 fn setns(path: &std::ffi::CStr) -> libc::c_long {

@@ -140,7 +140,7 @@ fn verdict(number: u32) -> Verdict {
         | libc::SYS_sched_setparam
         | libc::SYS_sched_setscheduler => Verdict::OnlySelf,
         libc::SYS_sched_setaffinity => Verdict::NotSupervisor,
-        libc::SYS_setpriority => Verdict::OnlyOwnPriority(libc::PRIO_PROCESS as u32),
+        libc::SYS_setpriority => Verdict::OnlyOwnPriority(libc::PRIO_PROCESS),
         libc::SYS_ioprio_set => Verdict::OnlyOwnPriority(IOPRIO_WHO_PROCESS),
         _ if REFUSED.contains(&call) => Verdict::Refuse,
         _ if number >= FIRST_UNSEEN || UNUSED.contains(&number) || UNKNOWN.contains(&call) => {
