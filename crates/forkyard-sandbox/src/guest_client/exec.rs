@@ -34,7 +34,7 @@ fn to_result(exit: ExitInfo) -> ExecResult {
 /// What a caller can do about a command that did not start.
 fn of_exec(e: SandboxError) -> SandboxError {
     match e.kind {
-        ErrorKind::NotFound => e.or_hint(
+        ErrorKind::NotFound | ErrorKind::Invalid => e.or_hint(
             "the command and the folder it runs in must exist inside: install it, or write its whole path",
         ),
         ErrorKind::Denied => e.or_hint("it must be executable by the user inside: chmod +x"),

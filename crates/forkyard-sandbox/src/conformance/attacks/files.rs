@@ -135,10 +135,19 @@ async fn a_symlink_as_a_bare_argument(ctx: &Ctx) -> CaseResult {
 async fn hard_links_stay_inside(ctx: &Ctx) -> CaseResult {
     let sandbox = ctx.sandbox().await?;
     bring_probe(&sandbox).await?;
-    let worked = super::kernel::worked(&probe(&sandbox, &["5"]).await?)?;
-    ensure!(worked.is_empty(), "these worked: {worked:?}");
+    // Of an image that was unpacked for it, a local sandbox may change its own layer over it; of everything else nothing.
     let script = "ln /bin/sh mine 2>/dev/null && echo evil >> mine; cmp -s mine /bin/sh && echo shared; :";
-    ensure_eq!(sh(&sandbox, script).await?.out, "");
+    let own_root = matches!(&ctx.spec.root, Root::Image(_))
+        && ctx.provider.capabilities().provider == ProviderKind::Local;
+    if own_root {
+        sh(&sandbox, script).await?;
+    } else {
+        let worked = super::kernel::worked(&probe(&sandbox, &["5"]).await?)?;
+        ensure!(worked.is_empty(), "these worked: {worked:?}");
+        ensure_eq!(sh(&sandbox, script).await?.out, "");
+    }
+    let other = ctx.sandbox().await?;
+    ensure_eq!(sh(&other, "tail -c 5 /bin/sh | grep -c evil; ls /bin/mine 2>/dev/null; :").await?.out, "0\n");
     // A child's link to a file that it shares with its parent.
     if !ctx.provider.capabilities().snapshot {
         return Ok(());
