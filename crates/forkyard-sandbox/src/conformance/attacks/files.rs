@@ -159,7 +159,7 @@ async fn hard_links_stay_inside(ctx: &Ctx) -> CaseResult {
         ctx.sandbox_with(&SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..ctx.spec.clone() }).await;
     ctx.provider.remove_snapshot(&snapshot).await?;
     let child = child?;
-    ensure_eq!(sh(&child, "ln f mine; echo evil > mine; cat f").await?.out, "evil\n");
+    ensure_eq!(sh(&child, "ln f own; echo evil > own; cat f").await?.out, "evil\n");
     ensure_eq!(sh(&sandbox, "cat f").await?.out, "parent\n");
     Ok(())
 }
