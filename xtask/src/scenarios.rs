@@ -49,7 +49,17 @@ pub const SCENARIOS: &[Scenario] = &[
         kind: Kind::Soak,
         name: "processes",
         shows: "50 kill -9 of drivers under 20 runs of 8 forks on each store, stops, a full disk, a dying PostgreSQL",
-        cargo: &["nextest", "run", "--release", "-p", "forkyard-engine", "--no-fail-fast", "processes::"],
+        cargo: &[
+            "nextest",
+            "run",
+            "--release",
+            "-p",
+            "forkyard-engine",
+            "--no-fail-fast",
+            "--profile",
+            "soak",
+            "processes::",
+        ],
         env: &[],
     },
     Scenario {

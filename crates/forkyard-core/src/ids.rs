@@ -6,22 +6,25 @@ use serde::{Deserialize, Serialize};
 
 /// Longest identifier that any of Forkyard's ids may have; short enough for a host name label.
 pub const MAX_ID_LEN: usize = 63;
+/// A run's id stands in those of its sandboxes and snapshots, with fork, attempt and role behind it.
+pub const MAX_RUN_ID_LEN: usize = 40;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{value:?} is not a valid {what}: use 1 to {MAX_ID_LEN} characters of a-z and 0-9")]
+#[error("{value:?} is not a valid {what}: use 1 to {max} characters of a-z and 0-9")]
 pub struct InvalidId {
     pub what: &'static str,
     pub value: String,
+    pub max: usize,
 }
 
-fn check(what: &'static str, value: &str) -> Result<(), InvalidId> {
-    let ok = (1..=MAX_ID_LEN).contains(&value.len())
+fn check(what: &'static str, value: &str, max: usize) -> Result<(), InvalidId> {
+    let ok = (1..=max).contains(&value.len())
         && value.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    if ok { Ok(()) } else { Err(InvalidId { what, value: value.chars().take(MAX_ID_LEN + 1).collect() }) }
+    if ok { Ok(()) } else { Err(InvalidId { what, value: value.chars().take(max + 1).collect(), max }) }
 }
 
 macro_rules! id {
-    ($(#[$doc:meta])* $name:ident, $what:literal) => {
+    ($(#[$doc:meta])* $name:ident, $what:literal, $max:expr) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
@@ -30,7 +33,7 @@ macro_rules! id {
         impl $name {
             pub fn new(value: impl Into<String>) -> Result<Self, InvalidId> {
                 let value = value.into();
-                check($what, &value)?;
+                check($what, &value, $max)?;
                 Ok(Self(value))
             }
             pub fn as_str(&self) -> &str {
@@ -75,27 +78,32 @@ macro_rules! id {
 id!(
     /// One submitted job.
     RunId,
-    "run id"
+    "run id",
+    MAX_RUN_ID_LEN
 );
 id!(
     /// A machine with a stable identity; local sandboxes, snapshots and bases belong to one.
     HostId,
-    "host id"
+    "host id",
+    MAX_ID_LEN
 );
 id!(
     /// One isolated environment. Of a run's sandboxes it derives from (run, fork, attempt, role): see [`SandboxId::derive`].
     SandboxId,
-    "sandbox id"
+    "sandbox id",
+    MAX_ID_LEN
 );
 id!(
     /// A frozen file system.
     SnapshotId,
-    "snapshot id"
+    "snapshot id",
+    MAX_ID_LEN
 );
 id!(
     /// One tool call. The guest hands a call's result over by it after a crash. Unique within a sandbox.
     CallId,
-    "call id"
+    "call id",
+    MAX_ID_LEN
 );
 
 impl CallId {
@@ -185,7 +193,11 @@ impl fmt::Display for ForkRef {
 impl std::str::FromStr for ForkRef {
     type Err = InvalidId;
     fn from_str(s: &str) -> Result<Self, InvalidId> {
-        let bad = || InvalidId { what: "fork (write RUN/N)", value: s.chars().take(80).collect() };
+        let bad = || InvalidId {
+            what: "fork (write RUN/N)",
+            value: s.chars().take(80).collect(),
+            max: MAX_RUN_ID_LEN,
+        };
         let (run, fork) = s.split_once('/').ok_or_else(bad)?;
         Ok(ForkRef { run: RunId::new(run)?, fork: fork.parse().map_err(|_| bad())? })
     }

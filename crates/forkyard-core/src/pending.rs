@@ -68,6 +68,16 @@ pub enum State {
     Lost,
 }
 
+/// What a change of drivers says of the tasks that were in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// The driver let go on purpose.
+    Uncounted,
+    /// Something happened since the last loss.
+    AfterProgress,
+    Counted,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     pub task: Task,
@@ -160,11 +170,15 @@ impl Pending {
         self.slots.retain(|s, e| s != slot || matches!(e.state, State::Running { .. }));
     }
 
-    /// The driver is gone: what ran is lost. `progress`: something happened since the last loss.
-    pub fn lose_all(&mut self, progress: bool) {
+    /// The driver is gone: what ran is lost.
+    pub fn lose_all(&mut self, loss: Loss) {
         for e in self.slots.values_mut() {
             if let State::Running { .. } = e.state {
-                e.losses = if progress { 1 } else { e.losses + 1 };
+                e.losses = match loss {
+                    Loss::Uncounted => e.losses,
+                    Loss::AfterProgress => 1,
+                    Loss::Counted => e.losses + 1,
+                };
                 e.state = State::Lost;
             }
         }

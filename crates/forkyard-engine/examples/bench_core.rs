@@ -85,7 +85,7 @@ fn performs(effects: &[Effect], into: &mut Vec<Dispatch>) {
 /// A run whose base is ready, and its steps so far.
 fn started(forks: u32) -> (Run, Vec<RunStep>) {
     let (mut run, step) = Run::submit(START, run_id(0), spec(forks));
-    let mut steps = vec![step, run.handle(START, RunInput::Takeover)];
+    let mut steps = vec![step, run.handle(START, RunInput::Takeover { commands: vec![] })];
     let mut tasks = vec![];
     performs(&steps[1].effects, &mut tasks);
     while let Some(d) = tasks.pop() {

@@ -1,6 +1,6 @@
-use forkyard_core::RunId;
 use forkyard_core::event::DecodeError;
 use forkyard_core::spec::InvalidSpec;
+use forkyard_core::{HostId, RunId};
 use forkyard_store::StoreError;
 
 /// By what the caller does.
@@ -15,6 +15,9 @@ pub enum EngineError {
     Refused(String),
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Its base, its sandboxes and their snapshots are there, and nowhere else.
+    #[error("run {run} belongs to host {host}: resume it there, or cancel it there and start it again here")]
+    OtherHost { run: RunId, host: HostId },
     /// The log was written by something that this release can't read.
     #[error("run {run} can't be read: {reason}")]
     Unreadable { run: RunId, reason: String },
@@ -27,6 +30,7 @@ impl EngineError {
             EngineError::Invalid(_)
             | EngineError::NoSuchRun(_)
             | EngineError::Refused(_)
+            | EngineError::OtherHost { .. }
             | EngineError::Unreadable { .. } => false,
         }
     }

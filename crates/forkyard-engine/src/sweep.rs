@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use forkyard_core::view::{RunStatus, SandboxState};
-use forkyard_core::{Millis, RunId, SandboxId, Timestamp};
+use forkyard_core::{HostId, Millis, RunId, SandboxId, Timestamp};
 use forkyard_store::{SandboxQuery, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
@@ -61,6 +61,7 @@ const STOP_POLL: Duration = Duration::from_secs(1);
 pub async fn sweep(
     store: &dyn Store,
     yard: &dyn Yard,
+    here: &HostId,
     now: Timestamp,
     max_age: Millis,
 ) -> Result<(u64, Option<String>), StoreError> {
@@ -98,10 +99,15 @@ pub async fn sweep(
             Err(e) => error = error.or(Some(format!("{}: {e}", f.id))),
         }
     }
-    // Owed, but gone by itself.
+    // Owed, but gone by itself. What is owed to another host is not seen from here.
     let owed = SandboxQuery { states: vec![SandboxState::Owed], ..Default::default() };
     for s in store.sandboxes(&owed).await? {
-        if !found.iter().any(|f| f.id == s.id) {
+        let ours = match &s.host {
+            Some(host) => host == here,
+            // Whether it was ever made, and where, nobody recorded.
+            None => now.since(s.created_at) >= max_age,
+        };
+        if ours && !found.iter().any(|f| f.id == s.id) {
             store.sandbox_destroyed(&s.id).await?;
         }
     }
@@ -112,6 +118,7 @@ pub async fn sweep(
 pub async fn sweep_until_stopped(
     store: &dyn Store,
     yard: &dyn Yard,
+    here: &HostId,
     clock: Clock,
     config: SweepConfig,
     stop: CancellationToken,
@@ -119,14 +126,21 @@ pub async fn sweep_until_stopped(
     store.delete_blob(STOP).await?;
     let mut stats = SweepStats { running: true, ..stats(store).await? };
     'sweeping: loop {
-        let (cleaned, error) = sweep(store, yard, clock.now(), config.max_age).await?;
-        stats.total_cleaned += cleaned;
-        stats.last_cleanup = Some(clock.now());
-        stats.last_error = error;
-        write(store, &stats).await?;
+        // A store that is away for a while does not end it.
+        match sweep(store, yard, here, clock.now(), config.max_age).await {
+            Ok((cleaned, error)) => {
+                stats.total_cleaned += cleaned;
+                stats.last_cleanup = Some(clock.now());
+                stats.last_error = error;
+            }
+            Err(e) => stats.last_error = Some(e.to_string()),
+        }
+        if let Err(e) = write(store, &stats).await {
+            tracing::warn!("could not record what was cleaned up: {e}");
+        }
         let next = tokio::time::Instant::now() + config.interval;
         while tokio::time::Instant::now() < next {
-            if store.blob(STOP).await?.is_some() {
+            if matches!(store.blob(STOP).await, Ok(Some(_))) {
                 break 'sweeping;
             }
             let left = next.saturating_duration_since(tokio::time::Instant::now());

@@ -102,7 +102,7 @@ mod tests {
         let e = CliError::failure("a remote said \x1b[2Jboo\nand more").hint("try this");
         assert_eq!(e.render(&Style::PIPE), "error: a remote said \\x1b[2Jboo\nand more\nhint: try this\n");
         assert_eq!(e.json()["exit_code"], 1);
-        let e = CliError::from(InvalidId { what: "run id", value: "A".into() });
+        let e = CliError::from(InvalidId { what: "run id", value: "A".into(), max: 40 });
         assert_eq!(e.exit, Exit::Usage);
     }
 }

@@ -1,6 +1,7 @@
 //! How events change a fork. Nothing else does, so that replay gives back what was.
 
 use super::*;
+use crate::pending::Loss;
 use crate::task::Output;
 use crate::task::{Task, TaskKind};
 
@@ -40,6 +41,9 @@ impl Fork {
             ForkEvent::Started { .. } => {}
             ForkEvent::Task(task) => self.apply_task(at, task),
             ForkEvent::Wished { wish } => {
+                if self.wish.paused && !wish.paused {
+                    self.linger_until = None;
+                }
                 self.wish = *wish;
                 if wish.cancelled && self.phase <= Phase::Verify {
                     self.decided = Some(ForkOutcome::Cancelled);
@@ -67,11 +71,15 @@ impl Fork {
                 self.work = None;
                 self.enter(Phase::Create);
             }
-            ForkEvent::TakenOver { attempt, journal_len, last_driven } => {
+            ForkEvent::TakenOver { attempt, journal_len, last_driven, let_go } => {
                 self.attempt = *attempt;
-                let progress = *journal_len > self.journal_len;
+                let loss = match (*let_go, *journal_len > self.journal_len) {
+                    (true, _) => Loss::Uncounted,
+                    (false, true) => Loss::AfterProgress,
+                    (false, false) => Loss::Counted,
+                };
                 self.journal_len = *journal_len;
-                self.pending.lose_all(progress);
+                self.pending.lose_all(loss);
                 if let Some(since) = self.since {
                     let seen = last_driven.unwrap_or(since).clamp(since, at.max(since));
                     self.driven = self.driven + seen.since(since);

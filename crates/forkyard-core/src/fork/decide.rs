@@ -11,13 +11,7 @@ impl Fork {
             return;
         }
         match input {
-            ForkInput::Wish(wish) => {
-                // A cancel can't be taken back.
-                let wish = Wish { cancelled: wish.cancelled || self.wish.cancelled, ..wish };
-                if wish != self.wish {
-                    self.emit(now, ForkEvent::Wished { wish }, step);
-                }
-            }
+            ForkInput::Wish(wish) => self.wished(now, wish, step),
             ForkInput::Outcome { serial, result } => self.outcome_of(now, serial, result, step),
             ForkInput::Timer(timer) => self.timer(now, timer, step),
             ForkInput::Message => {
@@ -25,10 +19,21 @@ impl Fork {
                     self.emit(now, ForkEvent::MessageNoticed, step);
                 }
             }
-            ForkInput::Takeover { journal_len, last_driven } => {
-                let event = ForkEvent::TakenOver { attempt: self.attempt.next(), journal_len, last_driven };
-                self.emit(now, event, step);
+            ForkInput::Takeover { wish, journal_len, last_driven, let_go } => {
+                let attempt = self.attempt.next();
+                self.emit(now, ForkEvent::TakenOver { attempt, journal_len, last_driven, let_go }, step);
+                if let Some(wish) = wish {
+                    self.wished(now, wish, step);
+                }
             }
+        }
+    }
+
+    fn wished(&mut self, now: Timestamp, wish: Wish, step: &mut ForkStep) {
+        // A cancel can't be taken back.
+        let wish = Wish { cancelled: wish.cancelled || self.wish.cancelled, ..wish };
+        if wish != self.wish {
+            self.emit(now, ForkEvent::Wished { wish }, step);
         }
     }
 
@@ -63,6 +68,8 @@ impl Fork {
                 Some(_) | None => {}
             },
             Timer::Linger => match self.linger_until {
+                // A pause keeps messages from it: it waits anew afterwards.
+                Some(_) if self.wish.paused => {}
                 Some(at) if at <= now && self.phase == Phase::Linger => {
                     self.emit(now, ForkEvent::PhaseEntered { phase: Phase::Collect }, step);
                 }
@@ -203,7 +210,7 @@ impl Fork {
                 None => return self.skip_to(now, Phase::Create, step),
             },
             Phase::Linger => {
-                if self.linger_until.is_none() {
+                if self.linger_until.is_none() && !self.wish.paused {
                     self.emit(now, ForkEvent::Lingering { until: now + self.plan.linger }, step);
                 }
                 return false;

@@ -73,10 +73,15 @@ pub enum ForkInput {
     Timer(Timer),
     /// A message waits in the inbox.
     Message,
-    /// A new driver: everything that was in flight is lost. `journal_len` tells whether the agent made progress.
+    /// A new driver: everything that was in flight is lost.
     Takeover {
+        /// What its run wants of it by now; None: what it wanted before.
+        wish: Option<Wish>,
+        /// Where the agent's last progress stands. If it is where it was, the loss counts.
         journal_len: u64,
         last_driven: Option<Timestamp>,
+        /// The driver before let go on purpose: nothing counts as lost.
+        let_go: bool,
     },
 }
 
@@ -103,7 +108,13 @@ pub enum ForkEvent {
     #[serde(rename = "fork.sandbox_lost")]
     SandboxLost { serial: u64, error: TaskError },
     #[serde(rename = "fork.taken_over")]
-    TakenOver { attempt: Attempt, journal_len: u64, last_driven: Option<Timestamp> },
+    TakenOver {
+        attempt: Attempt,
+        journal_len: u64,
+        last_driven: Option<Timestamp>,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        let_go: bool,
+    },
     #[serde(rename = "fork.gave_up")]
     GaveUp { slot: Slot, error: TaskError },
     #[serde(rename = "fork.sandbox_handed_over")]

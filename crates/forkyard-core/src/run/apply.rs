@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::Role;
+use crate::pending::Loss;
 use crate::task::{Output, Task, TaskKind};
 use crate::view::SandboxState;
 
@@ -70,7 +71,7 @@ impl Run {
             }
             RunEvent::TakenOver { tenure } => {
                 self.tenure = *tenure;
-                self.pending.lose_all(false);
+                self.pending.lose_all(if self.detached { Loss::Uncounted } else { Loss::Counted });
             }
             RunEvent::Ended { outcome, ranking } => {
                 self.phase = RunPhase::Ended;

@@ -21,9 +21,12 @@ impl Run {
                     self.emit(now, RunEvent::ForkEnded { result }, step);
                 }
             }
-            RunInput::Takeover => {
+            RunInput::Takeover { commands } => {
                 if self.phase != RunPhase::Ended {
                     self.emit(now, RunEvent::TakenOver { tenure: self.tenure.next() }, step);
+                }
+                for command in commands {
+                    self.command(now, command, step);
                 }
             }
         }
@@ -102,8 +105,8 @@ impl Run {
 
     /// Goes on until there is nothing to do but wait.
     pub(super) fn advance(&mut self, now: Timestamp, step: &mut RunStep) {
-        // Before its first driver a run does nothing.
-        if self.tenure == Attempt(0) {
+        // Before its first driver, and while its user wants it left alone, a run does nothing.
+        if self.tenure == Attempt(0) || self.detached {
             return;
         }
         while self.advance_once(now, step) {}

@@ -42,6 +42,13 @@ pub enum Command {
 }
 
 impl Command {
+    /// A detached run is driven again for it.
+    pub fn brings_back(&self) -> bool {
+        match self {
+            Command::Resume | Command::Cancel => true,
+            Command::Pause | Command::Detach | Command::CancelFork { .. } | Command::AddForks { .. } => false,
+        }
+    }
     pub fn name(&self) -> &'static str {
         match self {
             Command::Pause => "pause",
@@ -63,8 +70,10 @@ pub enum RunInput {
     },
     Timer(Timer),
     ForkEnded(ForkResult),
-    /// A new driver: what was in flight is lost.
-    Takeover,
+    /// A new driver: what was in flight is lost. Commands that waited for it are heeded before anything is begun.
+    Takeover {
+        commands: Vec<Command>,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -179,7 +188,7 @@ impl Run {
     pub fn handle(&mut self, now: Timestamp, input: RunInput) -> RunStep {
         let mut step = RunStep::default();
         let (timers, wishes) = match input {
-            RunInput::Takeover => Default::default(),
+            RunInput::Takeover { .. } => Default::default(),
             RunInput::Command(_) | RunInput::Outcome { .. } | RunInput::Timer(_) | RunInput::ForkEnded(_) => {
                 (self.pending.timers(), self.wishes())
             }

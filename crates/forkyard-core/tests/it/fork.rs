@@ -184,7 +184,7 @@ fn time_without_a_driver_does_not_count() {
     rig.pass(1_000_000);
     rig.tasks.clear();
     rig.timers.clear();
-    rig.input(ForkInput::Takeover { journal_len: 1, last_driven: Some(last) });
+    rig.input(ForkInput::Takeover { wish: None, journal_len: 1, last_driven: Some(last), let_go: false });
     rig.finish();
     assert_eq!(rig.fork.result().driven, Millis::secs(30));
 }
@@ -222,7 +222,7 @@ fn a_takeover_is_a_new_attempt_and_the_old_outcome_is_ignored() {
     let mut rig = Rig::new(plan());
     rig.until(TaskKind::RunAgent);
     let old = rig.tasks.remove(0);
-    rig.input(ForkInput::Takeover { journal_len: 4, last_driven: None });
+    rig.input(ForkInput::Takeover { wish: None, journal_len: 4, last_driven: None, let_go: false });
     let new = rig.tasks[0].clone();
     assert_eq!(old.task, new.task, "the same sandbox is re-attached");
     assert_eq!((old.attempt, new.attempt), (Attempt(1), Attempt(2)));
@@ -239,16 +239,16 @@ fn losses_are_uncounted_until_the_fifth_without_progress() {
     rig.until(TaskKind::RunAgent);
     for i in 1..=4 {
         rig.tasks.clear();
-        rig.input(ForkInput::Takeover { journal_len: 7, last_driven: None });
+        rig.input(ForkInput::Takeover { wish: None, journal_len: 7, last_driven: None, let_go: false });
         // The first finds new entries in the journal, so it starts the count.
         assert_eq!(rig.tasks.len(), 1, "loss {i}");
     }
     rig.tasks.clear();
-    rig.input(ForkInput::Takeover { journal_len: 8, last_driven: None });
+    rig.input(ForkInput::Takeover { wish: None, journal_len: 8, last_driven: None, let_go: false });
     assert_eq!(rig.tasks[0].task.kind(), TaskKind::RunAgent, "progress starts the count again");
     for _ in 0..4 {
         rig.tasks.clear();
-        rig.input(ForkInput::Takeover { journal_len: 8, last_driven: None });
+        rig.input(ForkInput::Takeover { wish: None, journal_len: 8, last_driven: None, let_go: false });
     }
     assert_eq!(rig.tasks[0].task.kind(), TaskKind::Collect);
     rig.finish();
@@ -336,7 +336,7 @@ fn an_input_after_the_end_changes_nothing() {
     rig.finish();
     let log = rig.log.len();
     rig.wish(true, true);
-    rig.input(ForkInput::Takeover { journal_len: 0, last_driven: None });
+    rig.input(ForkInput::Takeover { wish: None, journal_len: 0, last_driven: None, let_go: false });
     rig.input(ForkInput::Message);
     rig.input(ForkInput::Timer(Timer::Deadline));
     assert_eq!(rig.log.len(), log);

@@ -172,7 +172,7 @@ impl RunRig {
         let (run, step) = Run::submit(now, RunId::new("r1").unwrap(), spec);
         let mut rig = RunRig { now, run, log: vec![], tasks: vec![], forks: vec![], timers: vec![] };
         rig.take(step);
-        rig.input(RunInput::Takeover);
+        rig.input(RunInput::Takeover { commands: vec![] });
         rig
     }
     fn take(&mut self, step: RunStep) {

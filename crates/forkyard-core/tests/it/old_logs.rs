@@ -191,7 +191,7 @@ fn write_the_logs_of_this_version() {
     rig.tasks.clear();
     let last_driven = Some(rig.now);
     rig.pass(2000);
-    rig.input(ForkInput::Takeover { journal_len: 3, last_driven });
+    rig.input(ForkInput::Takeover { wish: None, journal_len: 3, last_driven, let_go: false });
     rig.until(TaskKind::RunAgent);
     rig.answer(bad(ErrorClass::SandboxLost));
     rig.until(TaskKind::RunAgent);
@@ -223,7 +223,7 @@ fn write_the_logs_of_this_version() {
     for _ in 0..MAX_LOSSES {
         rig.tasks.clear();
         let last_driven = Some(rig.now);
-        rig.input(ForkInput::Takeover { journal_len: 0, last_driven });
+        rig.input(ForkInput::Takeover { wish: None, journal_len: 0, last_driven, let_go: false });
     }
     rig.finish();
     write("fork-lost", &rig.log, rig.fork.views());
@@ -256,7 +256,7 @@ fn write_the_logs_of_this_version() {
     rig.command(Command::CancelFork { fork: 1 });
     rig.command(Command::Detach);
     rig.command(Command::Resume);
-    rig.input(forkyard_core::run::RunInput::Takeover);
+    rig.input(forkyard_core::run::RunInput::Takeover { commands: vec![] });
     for fork in [0, 1, 2] {
         rig.end_fork(fork, result(fork));
     }
@@ -277,7 +277,7 @@ fn write_the_logs_of_this_version() {
     let mut rig = RunRig::new(spec.clone());
     for _ in 0..MAX_LOSSES {
         rig.tasks.clear();
-        rig.input(forkyard_core::run::RunInput::Takeover);
+        rig.input(forkyard_core::run::RunInput::Takeover { commands: vec![] });
     }
     rig.answer_all();
     assert!(rig.run.is_ended());

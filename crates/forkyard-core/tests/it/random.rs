@@ -80,7 +80,7 @@ proptest! {
                     rig.tasks.clear();
                     rig.timers.clear();
                     let last_driven = Some(rig.now);
-                    rig.input(ForkInput::Takeover { journal_len, last_driven });
+                    rig.input(ForkInput::Takeover { wish: None, journal_len, last_driven, let_go: false });
                 }
                 Move::Message => rig.input(ForkInput::Message),
                 Move::Garbage(n) => {

@@ -194,14 +194,14 @@ fn with_verify_only_verified_forks_make_a_success() {
 fn a_new_driver_starts_again_what_was_lost_and_tells_the_forks() {
     let mut rig = RunRig::new(spec(2));
     let first = rig.tasks.remove(0);
-    rig.input(RunInput::Takeover);
+    rig.input(RunInput::Takeover { commands: vec![] });
     assert_eq!(rig.tasks[0].task, first.task, "the same base sandbox: creating is idempotent");
     let log = rig.log.len();
     rig.input(RunInput::Outcome { serial: first.serial, result: good(&first.task) });
     assert_eq!(rig.log.len(), log, "an outcome of the old driver is stale");
     rig.answer_all();
     rig.forks.clear();
-    rig.input(RunInput::Takeover);
+    rig.input(RunInput::Takeover { commands: vec![] });
     assert_eq!(rig.forks.len(), 2);
 }
 

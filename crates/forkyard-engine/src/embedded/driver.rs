@@ -9,13 +9,13 @@ use forkyard_core::run::{Command, Run, RunInput, RunStep};
 use forkyard_core::spec::RunSpec;
 use forkyard_core::task::{Effect, Wish};
 use forkyard_core::{RunId, Timestamp};
-use forkyard_store::{Append, CommandId, Lease, StoreError, StreamId};
+use forkyard_store::{Append, CommandId, EventQuery, Lease, StoreError, StreamId};
 use futures::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::Inner;
-use super::slots::{HostSlots, Slot};
+use super::slots::Slot;
 use super::tasks::{Ended, Tasks};
 use super::timers::{Machine, Timers};
 use crate::activity::Job;
@@ -32,6 +32,9 @@ pub enum DriveEnd {
     /// This process was asked to stop; another may take over at once.
     Stopped,
 }
+
+/// An agent that writes one of these gets somewhere: losing its worker again and again is no loop.
+const PROGRESS: [&str; 2] = ["agent.assistant_message", "agent.tool_completed"];
 
 struct LiveFork {
     machine: Fork,
@@ -52,10 +55,14 @@ struct Driver<'a> {
     wishes: BTreeMap<ForkNum, Wish>,
     /// Forks that have ended without their run having heard of it.
     unheard: BTreeSet<ForkNum>,
+    /// Forks of the driver before, until they are taken over: where their agents' last progress stands.
+    inherited: BTreeMap<ForkNum, u64>,
     timers: Timers,
     tasks: Tasks,
     /// Forks in the queue for room.
     queued: JoinSet<(ForkNum, Slot)>,
+    /// The driver before let go on purpose.
+    let_go: bool,
 }
 
 enum Stop {
@@ -95,6 +102,10 @@ pub(super) async fn drive(
             return Ok(DriveEnd::Ended);
         }
         let config = &inner.config;
+        if let Some(base) = state.base().filter(|base| base.host != config.host) {
+            let (run, host) = (run.clone(), base.host.clone());
+            return Err(Stop::Error(EngineError::OtherHost { run, host }));
+        }
         let mut driver = Driver {
             inner,
             id: run.clone(),
@@ -105,9 +116,11 @@ pub(super) async fn drive(
             forks: BTreeMap::new(),
             wishes: BTreeMap::new(),
             unheard: BTreeSet::new(),
+            inherited: BTreeMap::new(),
             timers: Timers::default(),
             tasks: Tasks::new(inner.activities.clone(), config.lost_after, config.cancel_grace),
             queued: JoinSet::new(),
+            let_go: false,
         };
         let end = driver.go(stop).await?;
         driver.tasks.stop_all().await;
@@ -148,11 +161,15 @@ impl Driver<'_> {
     async fn go(&mut self, stop: CancellationToken) -> Result<DriveEnd, Stop> {
         // From before the first look at the inbox, so that nothing falls between.
         let mut watch = self.inner.store.watch(Some(&self.id));
-        let commands = self.patiently(|| self.inner.store.pending_commands(&self.id)).await?;
-        if self.run.is_detached() && commands.is_empty() {
+        let commands = self.inbox().await?;
+        if self.run.is_detached() && !commands.iter().any(|(_, c)| c.brings_back()) {
+            // It is told, and goes on being left alone.
+            for (id, command) in commands {
+                self.run_input(RunInput::Command(command), vec![id]).await?;
+            }
             return Ok(DriveEnd::Detached);
         }
-        self.take_over().await?;
+        self.take_over(commands).await?;
         self.read_inbox().await?;
         loop {
             if self.run.is_ended() {
@@ -195,8 +212,17 @@ impl Driver<'_> {
         }
     }
 
-    async fn journal_len(&self, fork: ForkNum) -> Result<u64, Stop> {
-        self.patiently(|| self.inner.store.journal_len(&self.id, fork)).await
+    /// Where the agent's last progress stands in the run. That it was started or resumed is none.
+    async fn progress(&self, fork: ForkNum) -> Result<u64, Stop> {
+        let query = EventQuery {
+            fork: Some(fork),
+            kinds: PROGRESS.map(String::from).to_vec(),
+            newest_first: true,
+            limit: 1,
+            ..Default::default()
+        };
+        let last = self.patiently(|| self.inner.store.read_run(&self.id, &query)).await?;
+        Ok(last.first().map_or(0, |e| e.position))
     }
 
     async fn load_fork(&self, fork: ForkNum) -> Result<Option<(Fork, u64)>, Stop> {
@@ -208,10 +234,10 @@ impl Driver<'_> {
         }
     }
 
-    async fn take_over(&mut self) -> Result<(), Stop> {
-        let last_driven = self.lease.last_driven;
+    /// The run first, with the commands that waited: what its forks then begin is what it wants by now.
+    async fn take_over(&mut self, commands: Vec<(CommandId, Command)>) -> Result<(), Stop> {
+        self.let_go = self.run.is_detached();
         let mut ended: Vec<ForkResult> = vec![];
-        let mut live: Vec<ForkNum> = vec![];
         for fork in self.run.live_forks().collect::<Vec<_>>() {
             if let Some((machine, seq)) = self.load_fork(fork).await? {
                 if machine.is_ended() {
@@ -221,16 +247,13 @@ impl Driver<'_> {
                     continue;
                 }
                 let spec = Arc::new(machine.plan().spec.clone());
-                self.forks.insert(fork, LiveFork { machine, seq, spec, _slot: HostSlots::uncounted() });
-                live.push(fork);
+                let slot = self.inner.slots.take();
+                self.forks.insert(fork, LiveFork { machine, seq, spec, _slot: slot });
+                self.inherited.insert(fork, self.progress(fork).await?);
             }
         }
-        self.run_input(RunInput::Takeover, vec![]).await?;
-        for fork in live {
-            let journal_len = self.journal_len(fork).await?;
-            self.fork_input(fork, ForkInput::Takeover { journal_len, last_driven }).await?;
-            self.look_for_messages(fork).await?;
-        }
+        let (ids, commands) = commands.into_iter().unzip();
+        self.run_input(RunInput::Takeover { commands }, ids).await?;
         for result in ended {
             self.unheard.remove(&result.fork);
             self.run_input(RunInput::ForkEnded(result), vec![]).await?;
@@ -238,16 +261,24 @@ impl Driver<'_> {
         Ok(())
     }
 
-    async fn read_inbox(&mut self) -> Result<(), Stop> {
+    async fn inbox(&mut self) -> Result<Vec<(CommandId, Command)>, Stop> {
+        let mut commands = vec![];
         for stored in self.patiently(|| self.inner.store.pending_commands(&self.id)).await? {
             match serde_json::from_value::<Command>(stored.data.clone()) {
-                Ok(command) => self.run_input(RunInput::Command(command), vec![stored.id]).await?,
+                Ok(command) => commands.push((stored.id, command)),
                 Err(e) => {
                     // Written by something newer: drop it, or it would be read again for ever.
                     tracing::warn!(run = %self.id, "a command can't be read: {e}");
                     self.append_run(self.inner.clock.now(), RunStep::default(), vec![stored.id]).await?;
                 }
             }
+        }
+        Ok(commands)
+    }
+
+    async fn read_inbox(&mut self) -> Result<(), Stop> {
+        for (id, command) in self.inbox().await? {
+            self.run_input(RunInput::Command(command), vec![id]).await?;
             if self.run.is_ended() || self.run.is_detached() {
                 return Ok(());
             }
@@ -292,9 +323,10 @@ impl Driver<'_> {
             }
             (Machine::Fork(fork), Ended::Silent) => {
                 tracing::warn!(run = %self.id, fork, "the agent shows no sign of life: starting its next attempt");
-                let journal_len = self.journal_len(fork).await?;
+                let journal_len = self.progress(fork).await?;
                 let last_driven = Some(self.inner.clock.now());
-                self.fork_input(fork, ForkInput::Takeover { journal_len, last_driven }).await
+                let taken = ForkInput::Takeover { wish: None, journal_len, last_driven, let_go: false };
+                self.fork_input(fork, taken).await
             }
             // Only agents are listened to.
             (Machine::Run, Ended::Silent) => Ok(()),
@@ -429,12 +461,19 @@ impl Driver<'_> {
             return Ok(());
         }
         let known = self.wishes.insert(fork, wish).is_some();
+        if let Some(journal_len) = self.inherited.remove(&fork) {
+            let (last_driven, let_go) = (self.lease.last_driven, self.let_go);
+            let taken = ForkInput::Takeover { wish: Some(wish), journal_len, last_driven, let_go };
+            return self.fork_input(fork, taken).await;
+        }
         if self.forks.contains_key(&fork) {
-            return self.fork_input(fork, ForkInput::Wish(wish)).await;
+            self.fork_input(fork, ForkInput::Wish(wish)).await?;
+            // It may have been kept from them by a pause.
+            return self.look_for_messages(fork).await;
         }
         if wish.cancelled {
             // It needs no room to end.
-            return self.start_fork(fork, HostSlots::uncounted()).await;
+            return self.start_fork(fork, self.inner.slots.take()).await;
         }
         if !known {
             let (slots, run) = (self.inner.slots.clone(), self.id.clone());

@@ -8,13 +8,14 @@ mod slots;
 mod tasks;
 mod timers;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use forkyard_core::run::{Command, Run};
 use forkyard_core::spec::{ModelKnown, RunSpec};
+use forkyard_core::view::RunStatus;
 use forkyard_core::{ForkNum, HostId, RunId};
 use forkyard_store::{
     CreateRun, Created, MessageId, NewCommand, NewMessage, Process, ProcessKind, Store, StoreError,
@@ -34,6 +35,10 @@ use slots::HostSlots;
 const SCAN_EVERY: Duration = Duration::from_secs(1);
 /// Runs that a worker takes in one look.
 const CLAIM_BATCH: usize = 100;
+/// A run that can't be driven is tried again after this, then after twice as long, and so on …
+const FIRST_REST: Duration = Duration::from_secs(1);
+/// … up to this.
+const LONGEST_REST: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone)]
 pub struct EmbeddedConfig {
@@ -123,7 +128,8 @@ impl Embedded {
 
     /// Takes on whatever nobody else drives, until `stop`.
     pub async fn work(&self, kind: ProcessKind, stop: CancellationToken) {
-        let mut driving: JoinSet<()> = JoinSet::new();
+        let mut driving: JoinSet<(RunId, bool)> = JoinSet::new();
+        let mut resting = Resting::default();
         let mut watch = self.0.store.watch(None);
         let process = Process { id: self.0.config.owner.clone(), host: self.0.config.host.clone(), kind };
         let mut announced: Option<Instant> = None;
@@ -135,14 +141,19 @@ impl Embedded {
                     Err(e) => tracing::warn!("could not announce this process: {e}"),
                 }
             }
-            match self.0.store.claimable(CLAIM_BATCH).await {
+            let held = lock(&self.0.driving).clone();
+            match self.0.store.claimable(CLAIM_BATCH + held.len() + resting.0.len()).await {
                 Ok(runs) => {
-                    for run in runs {
+                    for run in runs.into_iter().filter(|r| !held.contains(r) && !resting.rests(r)) {
                         let (engine, stop) = (self.clone(), stop.clone());
                         driving.spawn(async move {
-                            if let Err(e) = engine.drive(&run, stop).await {
-                                tracing::error!(%run, "driving failed: {e}");
+                            let driven = engine.drive(&run, stop).await;
+                            match &driven {
+                                Ok(_) => {}
+                                Err(e @ EngineError::OtherHost { .. }) => tracing::debug!("{e}"),
+                                Err(e) => tracing::error!(%run, "driving failed: {e}"),
                             }
+                            (run, driven.is_ok())
                         });
                     }
                 }
@@ -151,12 +162,34 @@ impl Embedded {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                Some(_) = driving.join_next() => {}
+                Some(done) = driving.join_next() => match done {
+                    Ok((run, true)) => resting.forget(&run),
+                    Ok((run, false)) => resting.lay(run),
+                    // A panic: the run's lease runs out, and it is taken on again.
+                    Err(e) => tracing::error!("a driver broke off: {e}"),
+                },
                 () = tokio::time::sleep(SCAN_EVERY) => {}
                 () = watch.changed() => {}
             }
         }
         while driving.join_next().await.is_some() {}
+    }
+}
+
+/// Runs that could not be driven, and until when they are let be: a log that can't be read must not keep every worker busy.
+#[derive(Default)]
+struct Resting(BTreeMap<RunId, (Instant, Duration)>);
+
+impl Resting {
+    fn lay(&mut self, run: RunId) {
+        let rest = self.0.get(&run).map_or(FIRST_REST, |(_, rest)| (*rest * 2).min(LONGEST_REST));
+        self.0.insert(run, (Instant::now() + rest, rest));
+    }
+    fn rests(&self, run: &RunId) -> bool {
+        self.0.get(run).is_some_and(|(until, _)| *until > Instant::now())
+    }
+    fn forget(&mut self, run: &RunId) {
+        self.0.remove(run);
     }
 }
 
@@ -196,6 +229,10 @@ impl Engine for Embedded {
                 .ok_or_else(|| EngineError::NoSuchRun(run.clone()))?;
             state.spec().validate_added(state.fork_count(), forks, |m| (self.0.models)(m))?;
         }
+        let view = self.0.store.run(run).await?.ok_or_else(|| EngineError::NoSuchRun(run.clone()))?;
+        if view.status == RunStatus::Ended {
+            return Err(EngineError::Refused(format!("run {run} has ended")));
+        }
         let data = serde_json::to_value(&command).map_err(|e| EngineError::Refused(e.to_string()))?;
         let new = NewCommand { key, data, at: self.0.clock.now() };
         match self.0.store.put_command(run, new).await {
@@ -212,6 +249,9 @@ impl Engine for Embedded {
         message: serde_json::Value,
         key: Option<String>,
     ) -> Result<MessageId, EngineError> {
+        if self.0.store.fork(run, fork).await?.is_some_and(|f| f.lifecycle.is_ended()) {
+            return Err(EngineError::Refused(format!("fork {run}/{fork} has ended: nobody would read it")));
+        }
         let new = NewMessage { key, data: message, at: self.0.clock.now() };
         match self.0.store.put_message(run, fork, new).await {
             Ok(id) => Ok(id),

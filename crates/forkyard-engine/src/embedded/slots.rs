@@ -10,7 +10,8 @@ use tokio::sync::oneshot;
 pub struct HostSlots(Arc<Mutex<State>>);
 
 struct State {
-    free: usize,
+    /// Below zero after a takeover: forks that live already do not wait.
+    free: isize,
     waiting: BTreeMap<RunId, VecDeque<oneshot::Sender<Slot>>>,
     /// The run that got the last slot: the next one after it is served first.
     last: Option<RunId>,
@@ -29,7 +30,11 @@ impl Drop for Slot {
 
 impl HostSlots {
     pub fn new(limit: usize) -> HostSlots {
-        HostSlots(Arc::new(Mutex::new(State { free: limit, waiting: BTreeMap::new(), last: None })))
+        HostSlots(Arc::new(Mutex::new(State {
+            free: isize::try_from(limit).unwrap_or(isize::MAX),
+            waiting: BTreeMap::new(),
+            last: None,
+        })))
     }
 
     /// Pends until it is this run's turn. Dropping the future gives up the place in the queue.
@@ -44,9 +49,10 @@ impl HostSlots {
         rx.await.unwrap_or(Slot(None))
     }
 
-    /// For forks that live already, e.g. after a takeover: they do not wait, and are not counted.
-    pub fn uncounted() -> Slot {
-        Slot(None)
+    /// For forks that live already, as after a takeover: they do not wait, and later ones wait for them.
+    pub fn take(&self) -> Slot {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).free -= 1;
+        Slot(Some(self.clone()))
     }
 
     fn give_back(&self) {
@@ -58,7 +64,7 @@ impl HostSlots {
         loop {
             let next = {
                 let mut s = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-                if s.free == 0 {
+                if s.free <= 0 {
                     return;
                 }
                 let Some(tx) = s.next() else { return };
@@ -108,5 +114,19 @@ mod tests {
         let held = (&mut a3).now_or_never().expect("the one before it gave up");
         drop(held);
         assert!(slots.acquire(&b).now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn forks_that_are_taken_over_use_up_room() {
+        let slots = HostSlots::new(1);
+        let a = RunId::new("a").unwrap();
+        let taken = [slots.take(), slots.take()];
+        let mut waits = Box::pin(slots.acquire(&a));
+        assert!((&mut waits).now_or_never().is_none());
+        let [first, second] = taken;
+        drop(first);
+        assert!((&mut waits).now_or_never().is_none(), "there was one too many");
+        drop(second);
+        assert!((&mut waits).now_or_never().is_some());
     }
 }

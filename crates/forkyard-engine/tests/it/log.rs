@@ -18,7 +18,7 @@ async fn a_log_of_large_events_is_read_to_its_end() {
     let mut events = step.events;
     let large = RunEvent::Refused { command: "x".into(), reason: "y".repeat(12 << 20) };
     events.extend(vec![large; 4]);
-    events.extend(run.handle(now, RunInput::Takeover).events);
+    events.extend(run.handle(now, RunInput::Takeover { commands: vec![] }).events);
     let first = log::stored(now, &events[0], None);
     let new = CreateRun { run: run.id().clone(), key: None, events: vec![first], views: run.views() };
     store.create_run(new).await.unwrap();

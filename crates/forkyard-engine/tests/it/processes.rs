@@ -13,7 +13,7 @@ use forkyard_engine::{Engine, sweep};
 use forkyard_store::{ProcessKind, SandboxQuery, Store, StoreError};
 use rustix::process::Signal;
 use test_support::postgres::Postgres;
-use test_support::sim::files::{COST, FileYard};
+use test_support::sim::files::{self, COST, FileYard};
 use tokio_util::sync::CancellationToken;
 
 use super::child::{Driver, Plan, fill};
@@ -253,7 +253,9 @@ async fn a_stopped_driver_that_comes_back_changes_nothing() {
     trial.ended().await;
     // What the first still had in hand may have made a sandbox anew: the sweep's business.
     let yard = FileYard(trial.plan.folder.clone());
-    sweep::sweep(&*trial.store, &yard, Timestamp(u64::MAX / 4), Millis::minutes(1)).await.unwrap();
+    sweep::sweep(&*trial.store, &yard, &files::host(), Timestamp(u64::MAX / 4), Millis::minutes(1))
+        .await
+        .unwrap();
     trial.check(&scale).await;
     drop((first, second));
 }

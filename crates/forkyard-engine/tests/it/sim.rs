@@ -1,6 +1,6 @@
 //! The simulation in CI's measure; `cargo xtask soak` runs a hundred times as many seeds.
 
-use test_support::sim::{Bug, crash_after, run_seed};
+use test_support::sim::{Bug, Report, crash_after, run_seed};
 
 /// Seeds of one test; several tests share the work among the cores.
 const SEEDS_PER_TEST: u64 = 2500;
@@ -38,6 +38,7 @@ fn a_crash_after_any_append_changes_nothing() {
     loop {
         let report = crash_after(k);
         assert!(report.violations.is_empty(), "after append {k}: {:#?}", report.violations);
+        assert_eq!(report.outcomes, undisturbed.outcomes, "after append {k}");
         if report.crashes == 0 {
             break;
         }
@@ -50,7 +51,8 @@ fn a_crash_after_any_append_changes_nothing() {
 fn the_same_seed_does_the_same() {
     for seed in [3, 77, 1234] {
         let (a, b) = (run_seed(seed, None), run_seed(seed, None));
-        assert_eq!((a.events, a.crashes, a.virtual_ms), (b.events, b.crashes, b.virtual_ms));
+        let figures = |r: &Report| (r.events, r.crashes, r.virtual_ms, r.outcomes.clone());
+        assert_eq!(figures(&a), figures(&b));
     }
 }
 

@@ -57,14 +57,16 @@ impl CleanupArgs {
             let s = &yard.settings;
             let config =
                 SweepConfig { interval: s.cleanup_interval.as_duration(), max_age: s.cleanup_max_age };
+            let here = yard.host.clone();
             let host = HostYard(yard.providers.values().cloned().collect::<Vec<Arc<dyn Provider>>>());
             if self.dry_run {
                 return dry_run(yard, &host, config.max_age, out).await;
             }
             if self.once {
                 let now = Clock::system().now();
-                let (cleaned, error) =
-                    sweep::sweep(&*yard.store, &host, now, config.max_age).await.map_err(store_error)?;
+                let (cleaned, error) = sweep::sweep(&*yard.store, &host, &here, now, config.max_age)
+                    .await
+                    .map_err(store_error)?;
                 return report(cleaned, error.as_deref(), out);
             }
             if !out.json {
@@ -73,7 +75,7 @@ impl CleanupArgs {
                 )?;
             }
             let stop = stop_on_signals()?;
-            let stats = sweep::sweep_until_stopped(&*yard.store, &host, Clock::system(), config, stop)
+            let stats = sweep::sweep_until_stopped(&*yard.store, &host, &here, Clock::system(), config, stop)
                 .await
                 .map_err(store_error)?;
             tell(&stats, out)

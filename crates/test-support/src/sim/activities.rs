@@ -161,6 +161,9 @@ impl SimActivities {
         let mut seq = 0;
         let heard: Vec<u64> =
             self.store.pending_messages(&job.run, fork).await.map_err(lost)?.iter().map(|m| m.id).collect();
+        // As the real one: every attempt says that it is there, which is no progress.
+        let resumed = entry("agent.resumed", sandbox, serde_json::json!({}));
+        seq = self.journal(job, fork, seq, resumed, vec![]).await.map_err(lost)?;
         if !heard.is_empty() {
             let entry = entry("agent.message_injected", sandbox, serde_json::json!({}));
             seq = self.journal(job, fork, seq, entry, heard).await.map_err(lost)?;
@@ -210,7 +213,7 @@ impl SimActivities {
             self.exec(sandbox, job.attempt, &format!("call{turn}"))?;
             self.world.take_time(2000).await;
             self.proc.gate().await;
-            let entry = entry("agent.turn", sandbox, serde_json::json!({ "turn": turn }));
+            let entry = entry("agent.assistant_message", sandbox, serde_json::json!({ "turn": turn }));
             seq = self.journal(job, fork, seq, entry, vec![]).await.map_err(lost)?;
             self.checkpoint(&job.run, fork, sandbox, job.attempt);
             turn += 1;

@@ -47,6 +47,13 @@ pub async fn check(
         if mem.run(id).await.ok().flatten() != Some(run.view()) {
             bad("the stored view of the run is not that of its log".into());
         }
+        let of_run = SandboxQuery { run: Some(id.clone()), ..Default::default() };
+        for s in mem.sandboxes(&of_run).await.unwrap_or_default() {
+            // Owed ones are the sweep's, which has been here already.
+            if matches!(s.state, SandboxState::Requested | SandboxState::Live) {
+                bad(format!("ended, and its sandbox {} counts as {}", s.id, s.state.as_str()));
+            }
+        }
         for (n, fork) in &forks {
             if mem.fork(id, *n).await.ok().flatten() != Some(fork.view()) {
                 bad(format!("the stored view of fork {n} is not that of its log"));

@@ -37,7 +37,7 @@ fn fail(class: ErrorClass, why: impl ToString) -> TaskError {
     TaskError::new(class, why.to_string())
 }
 
-fn host() -> HostId {
+pub fn host() -> HostId {
     HostId::new("files").expect("a valid id")
 }
 
@@ -139,7 +139,7 @@ impl FileActivities {
             patiently(|| self.store.settle(run, &request, COST)).await?;
             self.exec(sandbox, attempt, &format!("call-{turn}"))?;
             let event = NewEvent {
-                kind: "agent.turn".into(),
+                kind: "agent.assistant_message".into(),
                 version: 1,
                 at: Timestamp(1),
                 source: Source::Agent,

@@ -16,6 +16,7 @@ mod world;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forkyard_core::view::{ForkOutcome, RunOutcome};
 use forkyard_core::{Millis, RunId, Timestamp};
 use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
@@ -69,6 +70,8 @@ pub struct Report {
     pub events: u64,
     pub crashes: u64,
     pub virtual_ms: u64,
+    /// What became of each run, and of its forks in order.
+    pub outcomes: Vec<(Option<RunOutcome>, Vec<Option<ForkOutcome>>)>,
     /// Empty: all invariants held.
     pub violations: Vec<String>,
 }
@@ -173,12 +176,19 @@ async fn simulate(scenario: Scenario, bug: Option<Bug>) -> Report {
     let yard = SimYard(world.clone());
     for _ in 0..3 {
         let late = clock.now() + Millis::minutes(600);
-        if let Err(e) = sweep::sweep(&*outside, &yard, late, Millis::minutes(180)).await {
+        if let Err(e) = sweep::sweep(&*outside, &yard, &world.host(), late, Millis::minutes(180)).await {
             violations.push(format!("the sweep failed: {e}"));
         }
     }
     let events = check::check(&mem, &world, &shadow, &scenario, &mut violations).await;
-    Report { seed, events, crashes, virtual_ms: start.elapsed().as_millis() as u64, violations }
+    let mut outcomes = vec![];
+    for id in &ids {
+        let run = outside.run(id).await.ok().flatten().and_then(|v| v.outcome);
+        let forks = outside.forks(id).await.unwrap_or_default();
+        outcomes.push((run, forks.into_iter().map(|f| f.outcome).collect()));
+    }
+    let virtual_ms = start.elapsed().as_millis() as u64;
+    Report { seed, events, crashes, virtual_ms, outcomes, violations }
 }
 
 /// A worker process: an engine, its store connection, and the task it runs in.
