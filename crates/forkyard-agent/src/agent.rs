@@ -19,7 +19,7 @@ use crate::intercept::{Hook, Interceptor, ReadCache};
 use crate::log::ForkLog;
 use crate::outcome::{AgentError, AgentOutcome, Stop};
 use crate::ports::{Checkpoints, EventSink, Inbox, Journal, LiveEvent};
-use crate::session::{Halt, Recorder, Session, Who, known_calls, opening};
+use crate::session::{Halt, Held, Recorder, Session, Who, known_calls, opening};
 use crate::tools::{Background, Skills};
 
 /// One agent of one fork, under one attempt. Everything it needs from outside is here; everything it does is in the journal.
@@ -62,6 +62,7 @@ impl Agent {
             sandbox: self.sandbox,
             inbox: self.inbox,
             checkpoints: self.checkpoints,
+            held: tokio::sync::Mutex::default(),
             sink: self.events,
             policy: self.policy,
             interceptors,
@@ -159,6 +160,7 @@ impl Run {
         // The opening stays, also if nothing of the work does: it was not the sandbox's to lose.
         let event = AgentEvent::Resumed(resumed);
         entries.push(JournalEntry { at: clock::now(), subagent: None, event: event.clone() });
+        *session.held.get_mut() = Held::of(&entries);
         let held = live(&entries);
         let conversation = replay(&held, None);
         if matches!(config.continuity, Continuity::Same) {
@@ -176,26 +178,17 @@ impl Run {
     async fn work(&self, who: &Who, conversation: &mut Conversation) -> Result<AgentOutcome, AgentError> {
         let session = &self.session;
         if let Some((completed, _)) = conversation.ended.clone() {
-            let waiting = !session.inbox.pending().await?.is_empty();
-            if !waiting {
-                match self.linger(who, conversation, false).await? {
-                    true => {}
-                    false => return Ok(self.outcome(&completed).await),
-                }
-            } else {
-                session.deliver(who, conversation).await.map_err(error_of)?;
-            }
-        }
-        loop {
-            let stop = match session.converse(who, conversation).await {
-                Ok(stop) | Err(Halt::Stop(stop)) => stop,
-                Err(Halt::Error(e)) => return Err(self.ended_by(who, conversation.turn, e).await),
-            };
-            let completed = self.complete(who, conversation, stop).await?;
-            if stop != Stop::EndTurn || !self.linger(who, conversation, true).await? {
+            session.deliver(who, conversation).await.map_err(error_of)?;
+            if conversation.said.is_empty() {
                 return Ok(self.outcome(&completed).await);
             }
         }
+        let stop = match session.converse(who, conversation).await {
+            Ok(stop) | Err(Halt::Stop(stop)) => stop,
+            Err(Halt::Error(e)) => return Err(self.ended_by(who, conversation.turn, e).await),
+        };
+        let completed = self.complete(who, conversation, stop).await?;
+        Ok(self.outcome(&completed).await)
     }
 
     /// A stop in order is recorded; whoever lost the fork or the journal says nothing.
@@ -246,35 +239,11 @@ impl Run {
         };
         conversation.apply(&event);
         self.session.record(who, event).await;
+        if self.session.config.lingers && stop.is_success() {
+            self.session.record(who, AgentEvent::Waiting { turn: conversation.turn }).await;
+        }
         self.session.recorder.flush().await?;
         Ok(completed)
-    }
-
-    /// Waits for a message, if asked to. True if one was taken in.
-    async fn linger(
-        &self,
-        who: &Who,
-        conversation: &mut Conversation,
-        tell: bool,
-    ) -> Result<bool, AgentError> {
-        let session = &self.session;
-        let Some(limit) = session.config.linger else { return Ok(false) };
-        if tell {
-            session.record(who, AgentEvent::Waiting { turn: conversation.turn }).await;
-            session.recorder.flush().await?;
-        }
-        let until = tokio::time::Instant::now() + limit;
-        loop {
-            session.deliver(who, conversation).await.map_err(error_of)?;
-            if !conversation.said.is_empty() {
-                return Ok(true);
-            }
-            match session.bounded(tokio::time::timeout_at(until, session.inbox.wait())).await {
-                Ok(Ok(())) => {}
-                Ok(Err(_)) | Err(Halt::Stop(_)) => return Ok(false),
-                Err(Halt::Error(e)) => return Err(self.ended_by(who, conversation.turn, e).await),
-            }
-        }
     }
 
     async fn outcome(&self, completed: &Completed) -> AgentOutcome {

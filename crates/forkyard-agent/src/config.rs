@@ -1,21 +1,19 @@
 //! What an agent is told to do, and how.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forkyard_core::spec::Effort;
 use forkyard_core::{Attempt, ForkNum, RunId};
 use serde::{Deserialize, Serialize};
-
-use crate::inference::Effort;
 
 /// Turns that a task may take.
 pub const DEFAULT_MAX_TURNS: u32 = 100;
 /// Output of one answer; enough for a large file in one call.
 pub const DEFAULT_MAX_TOKENS: u32 = 32_000;
-/// Tokens that the current models read.
-pub const DEFAULT_CONTEXT_TOKENS: u64 = 200_000;
 pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(30);
+/// Going back one step is what checkpoints are for; a few more help when the newest can't be read.
+pub const DEFAULT_KEEP_CHECKPOINTS: u32 = 3;
 
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
@@ -30,7 +28,7 @@ pub struct AgentConfig {
     pub max_turns: u32,
     /// A conversation is compacted before it reaches this.
     pub context_tokens: u64,
-    /// The fork's timeout, as the caller counts it.
+    /// When it has to end, for a caller that has no machine to count a fork's time.
     pub deadline: Option<tokio::time::Instant>,
     pub repo: String,
     pub branch: String,
@@ -43,12 +41,10 @@ pub struct AgentConfig {
     pub skills_dir: Option<PathBuf>,
     pub log_dir: Option<PathBuf>,
     pub heartbeat: Duration,
-    /// How long a finished agent stays for messages.
-    pub linger: Option<Duration>,
-    /// Added to the environment of every command.
-    pub env: BTreeMap<String, String>,
-    /// Keep a checkpoint after each turn that changed files.
-    pub checkpoints: bool,
+    /// Whoever runs the agent starts it again when a message comes in after its end: it says that it waits.
+    pub lingers: bool,
+    /// One is made after each turn that changed files; this many are kept. 0: none is made.
+    pub keep_checkpoints: u32,
 }
 
 impl AgentConfig {
@@ -69,7 +65,7 @@ impl AgentConfig {
             effort: None,
             max_tokens: DEFAULT_MAX_TOKENS,
             max_turns: DEFAULT_MAX_TURNS,
-            context_tokens: DEFAULT_CONTEXT_TOKENS,
+            context_tokens: forkyard_core::pricing::DEFAULT_CONTEXT_TOKENS,
             deadline: None,
             repo: String::new(),
             branch: String::new(),
@@ -79,9 +75,8 @@ impl AgentConfig {
             skills_dir: None,
             log_dir: None,
             heartbeat: DEFAULT_HEARTBEAT,
-            linger: None,
-            env: BTreeMap::new(),
-            checkpoints: true,
+            lingers: false,
+            keep_checkpoints: DEFAULT_KEEP_CHECKPOINTS,
         }
     }
 }

@@ -68,13 +68,16 @@ pub(crate) fn live_positions(entries: &[JournalEntry]) -> Vec<(u64, &JournalEntr
 }
 
 /// The checkpoints that still hold, oldest first, with the journal position that each one's conversation ends at. What came
-/// after a point that the fork went back to is not among them.
+/// after a point that the fork went back to is not among them, nor is what was dropped.
 pub fn checkpoints(entries: &[JournalEntry]) -> Vec<(u64, &CheckpointInfo)> {
-    let made = live(entries).into_iter().filter_map(|entry| {
-        let AgentEvent::CheckpointCreated { position, checkpoint, .. } = &entry.event else { return None };
-        Some((*position, checkpoint))
-    });
-    made.collect()
+    let mut held: Vec<(u64, &CheckpointInfo)> = Vec::new();
+    for entry in live(entries) {
+        if let AgentEvent::CheckpointCreated { position, checkpoint, dropped, .. } = &entry.event {
+            held.retain(|(_, older)| !dropped.contains(&older.id));
+            held.push((*position, checkpoint));
+        }
+    }
+    held
 }
 
 /// The conversation of the fork's agent (None) or of one subagent.
@@ -273,9 +276,12 @@ impl Totals {
                     self.error(format!("{}: {}", completed.tool, text.unwrap_or_default()));
                 }
             }
-            AgentEvent::Error { error, .. } | AgentEvent::StreamError { error, .. } => {
-                self.error(error.clone())
+            AgentEvent::Error { error, .. } => self.error(error.clone()),
+            AgentEvent::StreamError { error, cost, .. } => {
+                self.cost += *cost;
+                self.error(error.clone());
             }
+            AgentEvent::Interrupted { cost, .. } => self.cost += *cost,
             AgentEvent::Started(_)
             | AgentEvent::Resumed(_)
             | AgentEvent::SystemMessage { .. }
@@ -283,7 +289,6 @@ impl Totals {
             | AgentEvent::ToolUse(_)
             | AgentEvent::FileEdited(_)
             | AgentEvent::MessageInjected { .. }
-            | AgentEvent::Interrupted { .. }
             | AgentEvent::CheckpointCreated { .. }
             | AgentEvent::SubagentInvoked { .. }
             | AgentEvent::SubagentCompleted { .. }

@@ -50,12 +50,25 @@ pub enum AgentEvent {
     #[serde(rename = "agent.message_injected")]
     MessageInjected { message_id: MessageId, kind: MessageKind, content: String, turn: u32 },
     #[serde(rename = "agent.interrupted")]
-    Interrupted { turn: u32, tool_use_id: Option<String> },
+    Interrupted {
+        turn: u32,
+        tool_use_id: Option<String>,
+        /// What the request that was broken off may have cost.
+        #[serde(default)]
+        cost: Usd,
+    },
     /// The conversation so far was replaced by its first message and this summary.
     #[serde(rename = "agent.compacted")]
     Compacted { turn: u32, summary: String, usage: Usage, cost: Usd },
     #[serde(rename = "agent.checkpoint_created")]
-    CheckpointCreated { turn: u32, position: u64, checkpoint: CheckpointInfo },
+    CheckpointCreated {
+        turn: u32,
+        position: u64,
+        checkpoint: CheckpointInfo,
+        /// Ids of older ones that are not kept any longer.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        dropped: Vec<String>,
+    },
     #[serde(rename = "agent.subagent_invoked")]
     SubagentInvoked { turn: u32, tool_use_id: String, description: String, prompt: String },
     #[serde(rename = "agent.subagent_completed")]
@@ -65,7 +78,14 @@ pub enum AgentEvent {
     #[serde(rename = "agent.error")]
     Error { turn: u32, error: String },
     #[serde(rename = "agent.stream_error")]
-    StreamError { turn: u32, error: String, error_type: StreamErrorType },
+    StreamError {
+        turn: u32,
+        error: String,
+        error_type: StreamErrorType,
+        /// What requests without an answer may have cost.
+        #[serde(default)]
+        cost: Usd,
+    },
     /// The task is done and the agent stays for messages.
     #[serde(rename = "agent.waiting")]
     Waiting { turn: u32 },

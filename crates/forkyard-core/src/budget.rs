@@ -112,6 +112,31 @@ impl Balance {
     }
 }
 
+/// Spent this far, a limit is warned of once.
+const WARN_PERCENT: u64 = 80;
+
+/// A limit that is nearly used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NearLimit {
+    /// Whose limit it is; None is the run's.
+    pub fork: Option<ForkNum>,
+    pub spent: Usd,
+    pub limit: Usd,
+}
+
+impl Balance {
+    /// The limits that are used up to 80 % or more. What is only reserved may come back and does not count.
+    pub fn near_limits(&self) -> impl Iterator<Item = NearLimit> + '_ {
+        let near = |fork, spent: Usd, limit: Option<Usd>| {
+            let limit = limit?;
+            let reached = u128::from(spent.0) * 100 >= u128::from(limit.0) * u128::from(WARN_PERCENT);
+            (reached && spent > Usd::ZERO).then_some(NearLimit { fork, spent, limit })
+        };
+        let of_forks = self.forks.iter().filter_map(move |(n, f)| near(Some(*n), f.spent, self.limits.fork));
+        near(None, self.spent, self.limits.run).into_iter().chain(of_forks)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
     #[error("no reservation {0:?}")]
@@ -270,6 +295,28 @@ mod tests {
         let mut l = Ledger::new(BudgetLimits { run: Some(Usd(0)), fork: None });
         assert_eq!(l.reserve(ask(0, 1, "a", 1)), Verdict::Short { available: Usd(0), outstanding: false });
         assert_eq!(l.reserve(ask(0, 1, "b", 0)), Verdict::Granted);
+    }
+
+    #[test]
+    fn limits_are_near_from_eighty_percent_of_what_was_spent() {
+        let limits = BudgetLimits { run: Some(Usd(1000)), fork: Some(Usd(100)) };
+        let mut l = Ledger::new(limits);
+        let near = |l: &Ledger| l.balance().near_limits().map(|n| (n.fork, n.spent.0)).collect::<Vec<_>>();
+        l.reserve(ask(0, 1, "a", 100));
+        assert_eq!(near(&l), [], "reserved is not spent");
+        l.settle("a", Usd(79)).unwrap();
+        assert_eq!(near(&l), []);
+        l.reserve(ask(0, 1, "b", 1));
+        l.settle("b", Usd(1)).unwrap();
+        assert_eq!(near(&l), [(Some(0), 80)]);
+        for fork in 1..9 {
+            l.reserve(ask(fork, 1, &format!("f{fork}"), 90));
+            l.settle(&format!("f{fork}"), Usd(90)).unwrap();
+        }
+        assert_eq!(near(&l).len(), 10, "eight more forks, and the run with 800");
+        assert_eq!(near(&l)[0], (None, 800));
+        let free = Ledger::new(BudgetLimits { run: Some(Usd(0)), fork: None });
+        assert_eq!(near(&free), [], "nothing was spent of nothing");
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 mod book;
 mod usage;
 
-pub use book::{BadPrice, ModelFacts, ModelSpec, PriceBook, RateSpec, Rates};
+pub use book::{BadPrice, DEFAULT_CONTEXT_TOKENS, ModelFacts, ModelSpec, PriceBook, RateSpec, Rates};
 pub use usage::Usage;
 
 /// How long a written prompt cache entry is kept: the longer, the dearer.

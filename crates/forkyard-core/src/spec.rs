@@ -20,6 +20,12 @@ pub const MAX_FORK_TIMEOUT: Millis = Millis::secs(7 * 24 * 3600);
 pub const MIN_FORK_TIMEOUT: Millis = Millis::secs(1);
 pub const MAX_LINGER: Millis = Millis::secs(24 * 3600);
 pub const MAX_TURNS_LIMIT: u32 = 10_000;
+/// Tool calls of one turn that a run may ask for.
+pub const MAX_TOOL_CALLS_LIMIT: u32 = 1000;
+/// Below this an answer can't hold a useful tool call.
+pub const MIN_OUTPUT_TOKENS: u32 = 1024;
+/// No model writes more in one answer.
+pub const MAX_OUTPUT_TOKENS: u32 = 1_000_000;
 /// Prompts, system prompts and commands, each. Larger texts belong into the repository.
 pub const MAX_TEXT_BYTES: usize = 256 << 10;
 /// Globs and allow-list entries, each list.
@@ -132,6 +138,32 @@ pub struct AgentPlan {
     pub disallowed_tools: Vec<String>,
     /// The user's own system prompt template.
     pub prompt_template: Option<String>,
+    /// Of one turn; the policy may allow fewer.
+    pub max_tool_calls: Option<u32>,
+    pub effort: Option<Effort>,
+    /// Output of one answer.
+    pub max_output_tokens: Option<u32>,
+}
+
+/// How much a model should think, where it can be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effort {
+    Low,
+    Medium,
+    High,
+    Max,
+}
+
+impl Effort {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Effort::Low => "low",
+            Effort::Medium => "medium",
+            Effort::High => "high",
+            Effort::Max => "max",
+        }
+    }
 }
 
 /// Spawn more forks until enough are verified.
@@ -250,6 +282,13 @@ impl RunSpec {
         c.list("sandbox.network.allow", &self.sandbox.network.allow);
         c.list("agent.allowed_tools", &self.agent.allowed_tools);
         c.list("agent.disallowed_tools", &self.agent.disallowed_tools);
+        if let Some(calls) = self.agent.max_tool_calls {
+            c.range("agent.max_tool_calls", u64::from(calls), 1, u64::from(MAX_TOOL_CALLS_LIMIT));
+        }
+        if let Some(tokens) = self.agent.max_output_tokens {
+            let (least, most) = (u64::from(MIN_OUTPUT_TOKENS), u64::from(MAX_OUTPUT_TOKENS));
+            c.range("agent.max_output_tokens", u64::from(tokens), least, most);
+        }
         c.limits("sandbox.limits", &self.sandbox.limits);
         if let Some(u) = self.until_verified {
             c.require(
@@ -429,6 +468,8 @@ mod tests {
             ("fork_timeout_ms", |s| s.fork_timeout = Millis(u64::MAX)),
             ("linger_ms", |s| s.linger = Millis(u64::MAX)),
             ("max_turns", |s| s.max_turns = 0),
+            ("agent.max_tool_calls", |s| s.agent.max_tool_calls = Some(0)),
+            ("agent.max_output_tokens", |s| s.agent.max_output_tokens = Some(10)),
             ("budget.run", |s| s.budget.run = Some(Usd(u64::MAX))),
             ("forks[1].model", |s| s.forks[1].model = "gpt-0".into()),
             ("forks[0].prompt", |s| s.forks[0].prompt = " ".into()),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forkyard_core::pricing::PriceBook;
 use forkyard_core::sandbox::ProviderKind;
 use forkyard_core::{HostId, RunId};
-use forkyard_engine::activities::{Hands, HandsConfig};
+use forkyard_engine::activities::{AgentSettings, Hands, HandsConfig};
 use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
 use forkyard_engine::git::{Git, GitConfig};
@@ -69,9 +69,16 @@ impl Yard {
             config: HandsConfig {
                 policy: settings.tables.policy.clone(),
                 hooks: settings.tables.hooks.clone(),
+                interceptors: vec![],
                 skills_dir: Some(settings.home.join("skills")).filter(|d| d.is_dir()),
                 log_dir: Some(settings.log_dir.clone().unwrap_or_else(|| settings.home.join("logs"))),
                 secrets: settings.tables.secrets.clone(),
+                agent: AgentSettings {
+                    heartbeat: settings.heartbeat_interval.as_duration(),
+                    keep_checkpoints: settings.checkpoints,
+                    // SQLite is of one host.
+                    travels: settings.store_url.is_some(),
+                },
             },
             onlooker: Some(doing.clone()),
         };

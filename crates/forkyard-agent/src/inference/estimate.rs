@@ -4,7 +4,7 @@
 //! answer said how much was read, only what was added since is counted by bytes.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::sync::{Mutex, MutexGuard};
 
 use forkyard_core::pricing::Usage;
@@ -81,11 +81,14 @@ pub struct Conversations {
     hasher: RandomState,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Known {
     messages: usize,
     digest: u64,
     tokens: u64,
+    /// How far the digest of the request under way has come: the answer only adds to it. A long conversation is gone through
+    /// once a turn, not twice.
+    under_way: Option<(usize, DefaultHasher)>,
 }
 
 impl Conversations {
@@ -94,30 +97,46 @@ impl Conversations {
     }
 
     /// Keyed by chance, so that no content can be made to collide on purpose.
-    fn digest(&self, request: &TurnRequest, messages: &[&[Message]]) -> u64 {
+    fn begun(&self, request: &TurnRequest, messages: &[Message]) -> DefaultHasher {
         let mut hasher = self.hasher.build_hasher();
         hash_shared_head(request, &mut hasher);
-        for message in messages.iter().copied().flatten() {
-            message.hash(&mut hasher);
-        }
-        hasher.finish()
+        messages.iter().for_each(|message| message.hash(&mut hasher));
+        hasher
     }
 
     /// None if this is not a continuation of what was reported: a first request, or a compacted conversation.
     pub fn bound(&self, request: &TurnRequest, image_tokens: u64) -> Option<u64> {
-        let known = *self.lock().get(&request.conversation)?;
-        let (old, new) = request.messages.split_at_checked(known.messages)?;
-        (self.digest(request, &[old]) == known.digest)
-            .then(|| known.tokens + weigh_messages(new, image_tokens))
+        let (messages, digest, tokens) = {
+            let all = self.lock();
+            let known = all.get(&request.conversation)?;
+            (known.messages, known.digest, known.tokens)
+        };
+        let (old, new) = request.messages.split_at_checked(messages)?;
+        let mut hasher = self.begun(request, old);
+        if hasher.finish() != digest {
+            return None;
+        }
+        new.iter().for_each(|message| message.hash(&mut hasher));
+        if let Some(known) = self.lock().get_mut(&request.conversation) {
+            known.under_way = Some((request.messages.len(), hasher));
+        }
+        Some(tokens + weigh_messages(new, image_tokens))
     }
 
     /// The answer's tokens are input from now on, as it is appended to the conversation.
     pub fn reported(&self, request: &TurnRequest, answer: &Message, usage: &Usage) {
         let frames = FRAME_TOKENS * (answer.content.len() as u64 + 1);
+        let under_way = self.lock().get_mut(&request.conversation).and_then(|known| known.under_way.take());
+        let mut hasher = match under_way {
+            Some((messages, hasher)) if messages == request.messages.len() => hasher,
+            Some(_) | None => self.begun(request, &request.messages),
+        };
+        answer.hash(&mut hasher);
         let known = Known {
             messages: request.messages.len() + 1,
-            digest: self.digest(request, &[&request.messages, std::slice::from_ref(answer)]),
+            digest: hasher.finish(),
             tokens: usage.total().saturating_add(frames),
+            under_way: None,
         };
         let mut all = self.lock();
         if all.len() >= MAX_CONVERSATIONS && !all.contains_key(&request.conversation) {

@@ -10,7 +10,7 @@ use std::hash::RandomState;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use forkyard_core::pricing::{InputKind, ModelFacts, PriceBook, Usage};
+use forkyard_core::pricing::{DEFAULT_CONTEXT_TOKENS, InputKind, ModelFacts, PriceBook, Usage};
 use forkyard_core::{ForkNum, Usd};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -78,6 +78,11 @@ impl Inference {
         self.facts(model).map(|_| ()).ok_or_else(|| InferenceError::NoPrice { model: model.to_string() })
     }
 
+    /// What the model reads at most, prompt and answer together.
+    pub fn context_tokens(&self, model: &str) -> u64 {
+        self.facts(model).map_or(DEFAULT_CONTEXT_TOKENS, |f| f.context_tokens)
+    }
+
     pub(super) fn facts(&self, model: &str) -> Option<&ModelFacts> {
         self.prices.get(self.backend.priced_as(self.prices.resolve(model)))
     }
@@ -130,6 +135,10 @@ impl Model for Session {
         .await;
         record_outcome(&span, &result);
         result
+    }
+
+    fn total_cost(&self) -> Usd {
+        self.purse.spent().0
     }
 }
 

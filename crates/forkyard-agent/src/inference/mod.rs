@@ -33,7 +33,7 @@ pub use error::InferenceError;
 pub use http::{HttpBackend, MAX_STREAM_BYTES, Timeouts, Wire};
 pub use layer::{Inference, InferenceSettings, MIN_USEFUL_OUTPUT_TOKENS, Session, SessionSpec};
 pub use message::{Block, Image, Message, RawJson, ResultPart, Role, StopReason, ToolDef};
-pub use model::{Collect, Delta, DeltaSink, Effort, Model, Notice, Silent, TurnRequest, TurnResponse};
+pub use model::{Collect, Delta, DeltaSink, Model, Notice, Silent, TurnRequest, TurnResponse};
 pub use open::{BadProvider, Provider, Traffic};
 pub use openai::{DEFAULT_BASE_URL as OPENAI_BASE_URL, OpenAi};
 pub use record::{BadRecording, Recorder, Replay};

@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use forkyard_core::Usd;
 use forkyard_core::pricing::Usage;
+use forkyard_core::spec::Effort;
 use serde::{Deserialize, Serialize};
 
 use super::{Block, InferenceError, Message, StopReason, ToolDef};
@@ -15,6 +16,11 @@ pub trait Model: Send + Sync {
         request: &TurnRequest,
         deltas: &mut dyn DeltaSink,
     ) -> Result<TurnResponse, InferenceError>;
+
+    /// Of all requests so far, also those that failed or were dropped.
+    fn total_cost(&self) -> Usd {
+        Usd::ZERO
+    }
 }
 
 /// One request. The parts that all forks of a run share come first, so that they share the provider's prompt cache:
@@ -54,27 +60,6 @@ impl TurnRequest {
     /// The agent's own conversation, not a subagent's.
     pub fn is_main(&self) -> bool {
         matches!(self.conversation.as_str(), "" | "main")
-    }
-}
-
-/// How much a model should think, where it can be told.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Effort {
-    Low,
-    Medium,
-    High,
-    Max,
-}
-
-impl Effort {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Effort::Low => "low",
-            Effort::Medium => "medium",
-            Effort::High => "high",
-            Effort::Max => "max",
-        }
     }
 }
 

@@ -2,6 +2,48 @@
 //!
 //! The order is fixed: policy, then interceptors in their order (hooks of the user first), then waiting messages, the cache,
 //! execution, events. A call that was rewritten is judged by policy again: nothing gets around it.
+//!
+//! An interceptor of one's own:
+//!
+//! ```
+//! use async_trait::async_trait;
+//! use forkyard_agent::{Interceptor, ToolRequest, ToolResponse, Verdict};
+//!
+//! /// A file that is not there, and a folder that is not edited by hand.
+//! struct Mapping;
+//!
+//! #[async_trait]
+//! impl Interceptor for Mapping {
+//!     async fn before(&self, request: &ToolRequest) -> Verdict {
+//!         let path = request.input.get("file_path").and_then(|p| p.as_str()).unwrap_or_default();
+//!         match (request.tool.as_str(), path) {
+//!             ("Read", "VERSION") => Verdict::Respond(ToolResponse::text("1.2.3")),
+//!             ("Write" | "Edit", p) if p.starts_with("generated/") => {
+//!                 Verdict::Deny("edit the template and run `make generate`".into())
+//!             }
+//!             _ => Verdict::Allow,
+//!         }
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! # let call = |tool: &str, path: &str| ToolRequest {
+//! #     tool: tool.into(),
+//! #     input: serde_json::Map::from_iter([("file_path".to_string(), path.into())]),
+//! #     tool_use_id: "t1".into(),
+//! #     turn: 1,
+//! #     subagent: None,
+//! # };
+//! assert_eq!(Mapping.before(&call("Read", "VERSION")).await, Verdict::Respond(ToolResponse::text("1.2.3")));
+//! assert!(matches!(Mapping.before(&call("Edit", "generated/a.rs")).await, Verdict::Deny(_)));
+//! assert_eq!(Mapping.before(&call("Edit", "src/a.rs")).await, Verdict::Allow);
+//! # });
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! It takes effect through `Agent::interceptors`, or for all agents of a host through the engine's configuration.
 
 mod cache;
 mod hooks;

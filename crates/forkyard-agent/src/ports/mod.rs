@@ -7,7 +7,7 @@ mod ledger;
 mod memory_ledger;
 mod sink;
 
-pub use checkpoints::{CheckpointError, CheckpointInfo, CheckpointKind, Checkpoints, SnapshotCheckpoints};
+pub use checkpoints::{CheckpointError, CheckpointInfo, CheckpointKind, Checkpoints};
 pub use inbox::{Inbox, InboxMessage, MAX_MESSAGE_CHARS, MessageId, MessageKind, NoInbox};
 pub use journal::{Journal, JournalError};
 pub use ledger::{Ask, Grant, Ledger, LedgerError, ReservationId, Sent};

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use forkyard_core::CallId;
 use forkyard_core::policy::{self, Decision, Rule};
+use forkyard_core::{CallId, Usd};
 use futures::StreamExt;
 use serde_json::{Map, Value};
 use tracing::Instrument;
@@ -355,6 +355,16 @@ impl Session {
 
     /// Takes in what waits in the inbox, durably: a message that was given once must not be given again.
     pub(crate) async fn deliver(&self, who: &Who, conversation: &mut Conversation) -> Result<(), Halt> {
+        self.deliver_after(who, conversation, Usd::ZERO).await
+    }
+
+    /// The same after a request that was broken off: the interrupt says what it cost.
+    pub(super) async fn deliver_after(
+        &self,
+        who: &Who,
+        conversation: &mut Conversation,
+        mut cost: Usd,
+    ) -> Result<(), Halt> {
         let pending = self.inbox.pending().await?;
         if pending.is_empty() {
             return Ok(());
@@ -362,7 +372,8 @@ impl Session {
         for InboxMessage { id, kind, content, .. } in pending {
             let content = clean(&content);
             if kind == MessageKind::Interrupt {
-                let event = AgentEvent::Interrupted { turn: conversation.turn, tool_use_id: None };
+                let cost = std::mem::take(&mut cost);
+                let event = AgentEvent::Interrupted { turn: conversation.turn, tool_use_id: None, cost };
                 self.record(who, event).await;
             }
             let event =

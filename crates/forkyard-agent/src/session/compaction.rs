@@ -4,6 +4,9 @@
 //! as a whole by the first message and a summary. The summary is asked for in a request of its own, over a plain transcript
 //! that is cut to fit, so that it works even when the conversation itself is already too long to send.
 
+use forkyard_core::Usd;
+
+use super::turns::Asked;
 use super::{Halt, Session, Who};
 use crate::conversation::{Conversation, text_of};
 use crate::event::AgentEvent;
@@ -36,10 +39,11 @@ impl Session {
     }
 
     pub(super) async fn compact(&self, who: &Who, conversation: &mut Conversation) -> Result<(), Halt> {
-        let transcript = transcript(conversation);
         let mut max_bytes =
             usize::try_from(self.config.context_tokens * BYTES_PER_TOKEN / 2).unwrap_or(usize::MAX);
-        for attempt in 1..=MAX_TRIES {
+        let mut attempt = 1;
+        while attempt <= MAX_TRIES {
+            let transcript = transcript(conversation);
             let text =
                 format!("<transcript>\n{}\n</transcript>\n\n{INSTRUCTION}", ends(&transcript, max_bytes));
             let mut request =
@@ -49,8 +53,8 @@ impl Session {
                 who.subagent.as_deref().unwrap_or("main"),
                 conversation.turn
             );
-            match self.bounded(self.model.turn(&request, &mut Silent)).await? {
-                Ok(response) => {
+            match self.turn(&request, &mut Silent).await? {
+                Asked::Answered(response) => {
                     let event = AgentEvent::Compacted {
                         turn: conversation.turn,
                         summary: text_of(&response.content),
@@ -62,15 +66,28 @@ impl Session {
                     self.recorder.flush().await?;
                     return Ok(());
                 }
-                Err(InferenceError::ContextTooLong { .. }) => max_bytes /= 2,
-                Err(e) => return Err(self.model_failed(who, conversation.turn, e).await?),
+                // What was said is part of the transcript from now on.
+                Asked::Interrupted { cost } => self.deliver_after(who, conversation, cost).await?,
+                Asked::Failed { error: InferenceError::ContextTooLong { .. }, .. } => {
+                    max_bytes /= 2;
+                    attempt += 1;
+                }
+                Asked::Failed { error, cost } => {
+                    return Err(self.model_failed(who, conversation.turn, error, cost).await?);
+                }
             }
         }
         Err(Halt::Stop(Stop::ContextTooLong))
     }
 
     /// What a failed request means for the agent.
-    pub(super) async fn model_failed(&self, who: &Who, turn: u32, e: InferenceError) -> Result<Halt, Halt> {
+    pub(super) async fn model_failed(
+        &self,
+        who: &Who,
+        turn: u32,
+        e: InferenceError,
+        cost: Usd,
+    ) -> Result<Halt, Halt> {
         Ok(match e {
             InferenceError::BudgetExceeded { .. } => {
                 self.record(who, AgentEvent::Error { turn, error: e.to_string() }).await;
@@ -85,7 +102,8 @@ impl Session {
             | InferenceError::Rejected { .. }
             | InferenceError::Ledger { .. } => {
                 let error_type = crate::event::StreamErrorType::StreamInit;
-                self.record(who, AgentEvent::StreamError { turn, error: e.to_string(), error_type }).await;
+                self.record(who, AgentEvent::StreamError { turn, error: e.to_string(), error_type, cost })
+                    .await;
                 self.recorder.flush().await?;
                 AgentError::Model(e).into()
             }

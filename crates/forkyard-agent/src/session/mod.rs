@@ -1,6 +1,7 @@
 //! What one run of an agent works with, shared by the fork's own conversation and its subagents'.
 
 mod calls;
+mod checkpoints;
 mod compaction;
 mod handover;
 mod links;
@@ -17,6 +18,7 @@ use forkyard_sandbox::{ErrorKind, Sandbox, SandboxError};
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use checkpoints::Held;
 pub(crate) use handover::known_calls;
 pub(crate) use prompt::opening;
 pub(crate) use recorder::Recorder;
@@ -26,7 +28,7 @@ use crate::event::{AgentEvent, JournalEntry};
 use crate::inference::Model;
 use crate::intercept::{Interceptor, ReadCache};
 use crate::outcome::{AgentError, Stop};
-use crate::ports::{Checkpoints, EventSink, Inbox, JournalError};
+use crate::ports::{Checkpoints, EventSink, Inbox, JournalError, MessageKind};
 use crate::tools::{Background, Failure, Skills};
 
 /// Why the work stops here, whoever is at it.
@@ -63,6 +65,7 @@ pub(crate) struct Session {
     pub sandbox: Arc<dyn Sandbox>,
     pub inbox: Arc<dyn Inbox>,
     pub checkpoints: Option<Arc<dyn Checkpoints>>,
+    pub held: tokio::sync::Mutex<Held>,
     pub sink: Arc<dyn EventSink>,
     pub policy: PolicyConfig,
     pub interceptors: Vec<Arc<dyn Interceptor>>,
@@ -80,8 +83,8 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Waits, but not beyond the fork's deadline and the caller's patience. What is cut off must be safe to drop: an append to
-    /// the journal is not.
+    /// Waits, but not beyond the deadline and the caller's patience. What is cut off must be safe to drop: an append to the
+    /// journal is not.
     pub async fn bounded<T>(&self, work: impl Future<Output = T>) -> Result<T, Halt> {
         let deadline = async {
             match self.config.deadline {
@@ -94,6 +97,16 @@ impl Session {
             () = self.cancel.cancelled() => Err(Halt::Error(AgentError::Cancelled)),
             () = deadline => Err(Halt::Stop(Stop::Timeout)),
             value = work => Ok(value),
+        }
+    }
+
+    /// Returns once somebody has interrupted. The message stays in the inbox until it is delivered.
+    pub async fn interrupted(&self) -> Result<(), JournalError> {
+        loop {
+            self.inbox.wait().await;
+            if self.inbox.pending().await?.iter().any(|m| m.kind == MessageKind::Interrupt) {
+                return Ok(());
+            }
         }
     }
 

@@ -9,13 +9,22 @@
 //! | refusal | ends without success |
 //! | context window exceeded, or nearly | compaction, then on |
 
+use forkyard_core::Usd;
+
 use super::{Halt, Session, Who};
 use crate::conversation::{Conversation, MAX_CUTS};
 use crate::event::{AgentEvent, AssistantMessage};
 use crate::inference::{Delta, DeltaSink, InferenceError, StopReason, ToolDef, TurnRequest, TurnResponse};
-use crate::outcome::{AgentError, Stop};
-use crate::ports::{CheckpointError, EventSink, LiveEvent};
+use crate::outcome::Stop;
+use crate::ports::{EventSink, LiveEvent};
 use crate::tools;
+
+/// What became of a request. `cost` is that of the tries that gave no answer.
+pub(super) enum Asked {
+    Answered(TurnResponse),
+    Failed { error: InferenceError, cost: Usd },
+    Interrupted { cost: Usd },
+}
 
 impl Session {
     /// Goes on until the model is done or may not go on.
@@ -51,13 +60,19 @@ impl Session {
         loop {
             conversation.close_turn();
             let response = match self.request(who, conversation).await? {
-                Ok(response) => response,
-                Err(InferenceError::ContextTooLong { .. }) if !compacted => {
+                Asked::Answered(response) => response,
+                Asked::Interrupted { cost } => {
+                    self.sink.live(LiveEvent::Reset { subagent: who.subagent.clone() });
+                    return self.deliver_after(who, conversation, cost).await;
+                }
+                Asked::Failed { error: InferenceError::ContextTooLong { .. }, .. } if !compacted => {
                     compacted = true;
                     self.compact(who, conversation).await?;
                     continue;
                 }
-                Err(e) => return Err(self.model_failed(who, conversation.turn, e).await?),
+                Asked::Failed { error, cost } => {
+                    return Err(self.model_failed(who, conversation.turn, error, cost).await?);
+                }
             };
             let TurnResponse { content, stop_reason, usage, cost, request_id, model, tries } = response;
             let turn = conversation.turn + 1;
@@ -74,11 +89,7 @@ impl Session {
         }
     }
 
-    async fn request(
-        &self,
-        who: &Who,
-        conversation: &mut Conversation,
-    ) -> Result<Result<TurnResponse, InferenceError>, Halt> {
+    async fn request(&self, who: &Who, conversation: &mut Conversation) -> Result<Asked, Halt> {
         // The messages are lent to the request: copying a long conversation every turn would cost more than the rest.
         let request = TurnRequest {
             model: self.config.model.clone(),
@@ -91,9 +102,34 @@ impl Session {
             conversation: who.subagent.clone().unwrap_or_else(|| "main".to_string()),
         };
         let mut live = Live { sink: self.sink.as_ref(), subagent: &who.subagent };
-        let response = self.bounded(self.model.turn(&request, &mut live)).await;
+        let asked = self.turn(&request, &mut live).await;
         conversation.messages = request.messages;
-        response
+        asked
+    }
+
+    /// One answer of the model, unless somebody interrupts: then the request is broken off at once, and counts for what it
+    /// may have cost.
+    pub(super) async fn turn(
+        &self,
+        request: &TurnRequest,
+        deltas: &mut dyn DeltaSink,
+    ) -> Result<Asked, Halt> {
+        let before = self.model.total_cost();
+        let result = tokio::select! {
+            // An answer that is there counts.
+            biased;
+            result = self.bounded(self.model.turn(request, deltas)) => Some(result?),
+            interrupted = self.interrupted() => {
+                interrupted?;
+                None
+            }
+        };
+        let cost = self.model.total_cost().saturating_sub(before);
+        Ok(match result {
+            Some(Ok(response)) => Asked::Answered(response),
+            Some(Err(error)) => Asked::Failed { error, cost },
+            None => Asked::Interrupted { cost },
+        })
     }
 
     /// Names of the tools that this conversation has.
@@ -106,23 +142,6 @@ impl Session {
 
     fn definitions(&self, who: &Who) -> Vec<ToolDef> {
         self.offered(who).filter_map(tools::find).map(|tool| tool.definition(self)).collect()
-    }
-
-    /// One that can't be made is told, and the work goes on: the next one may work.
-    async fn checkpoint(&self, turn: u32) -> Result<(), Halt> {
-        let Some(checkpoints) = self.checkpoints.as_ref().filter(|_| self.config.checkpoints) else {
-            return Ok(());
-        };
-        let position = self.recorder.flush().await?;
-        let event = match self.bounded(checkpoints.make(turn, position)).await? {
-            Ok(checkpoint) => AgentEvent::CheckpointCreated { turn, position, checkpoint },
-            Err(CheckpointError::Failed(e)) => {
-                AgentEvent::Error { turn, error: format!("no checkpoint: {e}") }
-            }
-            Err(CheckpointError::Stale) => return Err(AgentError::Stale.into()),
-        };
-        self.recorder.push(None, event, &[]).await;
-        Ok(())
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use forkyard_core::Usd;
 use forkyard_sandbox::{ErrorKind, ExecEvent, ExecRequest, ExecResult, Signal};
 
 use super::{Call, Failure, FileChange, MAX_RESULT_BYTES, Output, Tool, definition, diagnosis};
@@ -70,6 +71,7 @@ impl Tool for Bash {
                 turn: call.turn,
                 error: text.to_string(),
                 error_type,
+                cost: Usd::ZERO,
             });
         }
         output.forget = true;
@@ -82,7 +84,6 @@ async fn request(session: &Session, command: &str, timeout: Duration) -> Result<
     let shell = session.shell().await?;
     let mut request = ExecRequest::new([shell, "-c", command]).timeout(timeout);
     request.cwd = Some(session.policy.workspace.clone());
-    request.env = session.config.env.clone();
     Ok(request)
 }
 

@@ -201,3 +201,24 @@ async fn a_background_command_keeps_the_cache_out() {
     fork.run().await.unwrap();
     assert_eq!(fork.world.reads(), 2);
 }
+
+/// The example of docs/agent.md, as the file that it is there.
+#[tokio::test]
+async fn the_documented_hook_works_as_an_external_program() {
+    use std::os::unix::fs::PermissionsExt;
+    let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/agent.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let script = docs.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("keep-migrations");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let write = |path: &str| call(&[("Write", json!({ "file_path": path, "content": "x" }))]);
+    let mut fork = Fork::list(vec![write("migrations/1.sql"), write("src/a.sql"), say("ok")]);
+    fork.config.hooks = vec![hook(HookEvent::PreToolUse, "Write|Edit", &program.display().to_string())];
+    fork.run().await.unwrap();
+    assert_eq!(denials(&fork), [Rule::Interceptor]);
+    assert_eq!(fork.stored.results()[0], "Denied: add a new migration instead");
+    assert!(fork.world.file("/workspace/src/a.sql").is_some());
+    assert!(fork.world.file("/workspace/migrations/1.sql").is_none());
+}

@@ -38,7 +38,7 @@ async fn fifty_agents_are_small() {
     for fork in &mut forks {
         // What a test remembers is not the agent's.
         fork.model.forget_requests();
-        fork.config.checkpoints = false;
+        fork.config.keep_checkpoints = 0;
     }
     let before = resident_bytes();
     let started = Instant::now();

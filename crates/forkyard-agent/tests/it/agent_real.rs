@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use forkyard_agent::inference::{InferenceError, SessionSpec};
-use forkyard_agent::ports::{MemoryBudget, NoSink, SnapshotCheckpoints};
-use forkyard_agent::{Agent, AgentConfig, AgentError, Continuity, Stop, checkpoints};
+use forkyard_agent::ports::{MemoryBudget, MessageKind, NoSink};
+use forkyard_agent::{Agent, AgentConfig, AgentError, AgentEvent, Continuity, Stop, checkpoints};
 use forkyard_core::budget::BudgetLimits;
 use forkyard_core::policy::PolicyConfig;
 use forkyard_core::sandbox::Root;
@@ -12,16 +12,16 @@ use forkyard_core::{Attempt, RunId, SandboxId, Usd};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{NetworkMode, Provider, Sandbox, SandboxSpec};
 use serde_json::json;
-use test_support::model_server::{Cut, ModelServer, Part, Reply, Split};
+use test_support::model_server::{Cut, Gate, ModelServer, Part, Reply, Split};
 use tokio_util::sync::CancellationToken;
 
-use crate::agent_support::{AttemptJournal, Crash, Stored, StoredInbox};
+use crate::agent_support::{AttemptJournal, Crash, Snapshots, Stored, StoredInbox};
 use crate::inference_support::{MODEL, billed, layer};
 
 struct Real {
     provider: LocalProvider,
     id: SandboxId,
-    server: ModelServer,
+    server: Arc<ModelServer>,
     stored: Arc<Stored>,
     budget: MemoryBudget,
     attempt: u32,
@@ -38,7 +38,7 @@ impl Real {
         Real {
             provider,
             id,
-            server: ModelServer::start().await,
+            server: Arc::new(ModelServer::start().await),
             stored: Arc::default(),
             budget: MemoryBudget::new(BudgetLimits {
                 run: Some(Usd::dollars(10)),
@@ -82,11 +82,7 @@ impl Real {
                 crash: std::sync::Mutex::new(crash),
             }),
             inbox: Arc::new(StoredInbox(self.stored.clone())),
-            checkpoints: Some(Arc::new(SnapshotCheckpoints {
-                sandbox: sandbox.clone(),
-                prefix: "cp".to_string(),
-                labels: Default::default(),
-            })),
+            checkpoints: Some(Arc::new(Snapshots { sandbox: sandbox.clone(), removed: Arc::default() })),
             sandbox,
             events: Arc::new(NoSink),
             policy: PolicyConfig::default(),
@@ -305,4 +301,50 @@ async fn a_misbehaving_model_is_answered_within_the_rules_of_its_api() {
     assert!(results[52].contains("not valid JSON") && results[53].contains("not valid JSON"));
     assert_eq!(outcome.cost, billed(&real.server));
     real.provider.destroy(&real.id).await.unwrap();
+}
+
+/// Before the first byte the worst case is all that is known; after message_start the input is.
+#[tokio::test]
+async fn an_interrupt_breaks_off_a_request_and_pays_for_what_it_may_have_cost() {
+    let mut known = Vec::new();
+    for begun in [false, true] {
+        let mut real = Real::new().await;
+        let gate = Gate::default();
+        let hung = Reply::text("a long answer").output(7);
+        real.server.push(if begun { hung.cut(Cut::HangAfter(2)) } else { hung.gate(&gate) });
+        real.server.brain(|seen| Reply::text(seen.last_text()));
+        let (stored, budget, server) = (real.stored.clone(), real.budget.clone(), real.server.clone());
+        let worst = known.first().copied();
+        let interrupt = async {
+            // With message_start the reservation shrinks.
+            let there = || match worst {
+                None => !server.seen().is_empty(),
+                Some(worst) => !server.seen().is_empty() && budget.balance().reserved < worst,
+            };
+            while !there() {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+            stored.say(MessageKind::Interrupt, "Stop. Do the other thing.");
+        };
+        let (outcome, ()) = tokio::join!(real.run(None), interrupt);
+        let outcome = outcome.unwrap();
+        assert!(outcome.final_response.contains("Do the other thing."), "{}", outcome.final_response);
+        assert_eq!(outcome.turns, 1, "what was broken off is no turn");
+        let lost: Vec<Usd> = real
+            .stored
+            .events()
+            .iter()
+            .filter_map(|e| if let AgentEvent::Interrupted { cost, .. } = e { Some(*cost) } else { None })
+            .collect();
+        assert_eq!(lost.len(), 1);
+        // It is closed in the background.
+        while real.budget.balance().reserved > Usd::ZERO {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(outcome.cost, real.budget.balance().spent, "the journal and the ledger agree");
+        assert!(billed(&real.server) <= outcome.cost);
+        known.push(lost[0]);
+        real.provider.destroy(&real.id).await.unwrap();
+    }
+    assert!(Usd::ZERO < known[1] && known[1] < known[0], "{known:?}");
 }

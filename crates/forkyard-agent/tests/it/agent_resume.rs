@@ -1,5 +1,7 @@
 //! Going on after a crash: at every append of the journal, and after the loss of the sandbox.
 
+use std::collections::BTreeSet;
+
 use forkyard_agent::{AgentError, AgentEvent, Continuity, Stop, checkpoints};
 use forkyard_core::Usd;
 use serde_json::json;
@@ -225,7 +227,7 @@ async fn a_sandbox_lost_before_any_checkpoint_starts_over_with_the_task() {
         Ok(if n == 0 { bash("append /workspace/log x") } else { say(&last_text(request)) })
     });
     let mut fork = Fork::new(model);
-    fork.config.checkpoints = false;
+    fork.config.keep_checkpoints = 0;
     // The appends: opening, answer with its call.
     assert!(fork.run_until(2, Crash::BeforeWrite).await.is_err());
     fork.world = crate::agent_world::World::new();
@@ -279,4 +281,37 @@ async fn a_death_at_every_poll_changes_nothing() {
         assert_eq!(fork.world.ran(), whole.world.ran(), "after {polls} polls");
     }
     assert!(deaths > 20, "{deaths}");
+}
+
+#[tokio::test]
+async fn a_bounded_number_of_checkpoints_is_kept_whatever_crashes() {
+    let turns = || (0..6).map(|n| bash(&format!("append /workspace/log {n}"))).chain([say("ok")]).collect();
+    let held = |fork: &Fork| {
+        let entries = fork.stored.entries();
+        checkpoints(&entries).iter().map(|(_, c)| c.id.clone()).collect::<Vec<_>>()
+    };
+    let made = |fork: &Fork| {
+        let id = |e: AgentEvent| match e {
+            AgentEvent::CheckpointCreated { checkpoint, .. } => Some(checkpoint.id),
+            _ => None,
+        };
+        fork.stored.events().into_iter().filter_map(id).collect::<Vec<_>>()
+    };
+    for crash_at in [None, Some(5), Some(8), Some(11)] {
+        let mut fork = Fork::list(turns());
+        fork.config.keep_checkpoints = 2;
+        if let Some(appends) = crash_at {
+            assert!(fork.run_until(appends, Crash::AfterWrite).await.is_err());
+        }
+        fork.run().await.unwrap();
+        let made = made(&fork);
+        // One that was not recorded before the crash is not made again: the next turn's is.
+        assert!(made.len() == 6 || crash_at.is_some() && made.len() == 5, "{made:?}");
+        let (older, kept) = made.split_at(made.len() - 2);
+        assert_eq!(held(&fork), kept, "{crash_at:?}");
+        // The last one that was displaced goes with the next, which never came.
+        let removed: BTreeSet<String> = fork.removed.lock().unwrap().iter().cloned().collect();
+        let wanted: BTreeSet<String> = older[..older.len() - 1].iter().cloned().collect();
+        assert_eq!(removed, wanted, "{crash_at:?}");
+    }
 }

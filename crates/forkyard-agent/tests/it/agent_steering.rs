@@ -1,7 +1,5 @@
 //! Messages to a running agent.
 
-use std::time::Duration;
-
 use forkyard_agent::AgentEvent;
 use forkyard_agent::ports::MessageKind;
 use serde_json::json;
@@ -82,16 +80,14 @@ async fn a_message_after_the_last_answer_is_answered() {
 }
 
 #[tokio::test]
-async fn a_lingering_agent_waits_for_messages_and_then_ends() {
+async fn one_that_lingers_says_that_it_waits_and_goes_on_when_it_is_started_again() {
     let model = ScriptModel::new(|_, n| Ok(say(&format!("answer {n}"))));
     let mut fork = Fork::new(model);
-    fork.config.linger = Some(Duration::from_millis(400));
-    let run = tokio::spawn(fork.agent(None).run(fork.cancel.clone()));
-    while !fork.stored.kinds().contains(&"agent.waiting") {
-        tokio::task::yield_now().await;
-    }
+    fork.config.lingers = true;
+    fork.run().await.unwrap();
+    assert_eq!(fork.stored.kinds()[4..], ["agent.completed", "agent.waiting"]);
     fork.stored.say(MessageKind::GuardianNudge, "Are the tests green?");
-    let outcome = run.await.unwrap().unwrap();
+    let outcome = fork.run().await.unwrap();
     assert_eq!((outcome.final_response.as_str(), outcome.turns), ("answer 1", 2));
     assert!(last_text(&fork.model.last()).contains("[Guidance from the supervisor"));
     assert_eq!(fork.stored.kinds().iter().filter(|k| **k == "agent.waiting").count(), 2);

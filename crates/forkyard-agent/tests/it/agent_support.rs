@@ -12,13 +12,14 @@ use forkyard_agent::inference::{
     TurnResponse,
 };
 use forkyard_agent::ports::{
-    Checkpoints, Inbox, InboxMessage, Journal, JournalError, MessageId, MessageKind, NoSink,
-    SnapshotCheckpoints,
+    CheckpointError, CheckpointInfo, CheckpointKind, Checkpoints, Inbox, InboxMessage, Journal, JournalError,
+    MessageId, MessageKind, NoSink,
 };
 use forkyard_agent::{Agent, AgentConfig, AgentError, AgentEvent, AgentOutcome, Continuity, Interceptor};
 use forkyard_core::policy::PolicyConfig;
 use forkyard_core::pricing::Usage;
-use forkyard_core::{Attempt, RunId, Timestamp, Usd};
+use forkyard_core::{Attempt, RunId, SnapshotId, Timestamp, Usd};
+use forkyard_sandbox::{ErrorKind, Sandbox};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
@@ -140,6 +141,34 @@ impl Inbox for StoredInbox {
     }
     async fn wait(&self) {
         self.0.new_message.notified().await;
+    }
+}
+
+/// Snapshots of the sandbox; what was let go is only noted.
+pub struct Snapshots {
+    pub sandbox: Arc<dyn Sandbox>,
+    pub removed: Arc<Mutex<Vec<String>>>,
+}
+
+#[async_trait]
+impl Checkpoints for Snapshots {
+    async fn make(&self, _: u32, position: u64) -> Result<CheckpointInfo, CheckpointError> {
+        let id = SnapshotId::new(format!("cp{position}")).unwrap();
+        let made = self.sandbox.snapshot(&id, &Default::default()).await;
+        let made = made.map_err(|e| match e.kind {
+            ErrorKind::Stale => CheckpointError::Stale,
+            _ => CheckpointError::Failed(e.to_string()),
+        })?;
+        Ok(CheckpointInfo {
+            id: id.to_string(),
+            kind: CheckpointKind::Full,
+            snapshot: Some(id),
+            at: made.created_at,
+        })
+    }
+    async fn remove(&self, checkpoint: &CheckpointInfo) -> Result<(), CheckpointError> {
+        self.removed.lock().unwrap().push(checkpoint.id.clone());
+        Ok(())
     }
 }
 
@@ -287,6 +316,8 @@ pub struct Fork {
     pub interceptors: Vec<Arc<dyn Interceptor>>,
     pub config: AgentConfig,
     pub cancel: CancellationToken,
+    /// Checkpoints that were let go.
+    pub removed: Arc<Mutex<Vec<String>>>,
 }
 
 impl Fork {
@@ -302,6 +333,7 @@ impl Fork {
             interceptors: Vec::new(),
             config,
             cancel: CancellationToken::new(),
+            removed: Arc::default(),
         }
     }
 
@@ -322,11 +354,8 @@ impl Fork {
     pub fn agent(&mut self, crash: Option<(usize, Crash)>) -> Agent {
         self.config.attempt = self.config.attempt.next();
         let sandbox = self.world.attach(self.config.attempt.0);
-        let checkpoints: Arc<dyn Checkpoints> = Arc::new(SnapshotCheckpoints {
-            sandbox: sandbox.clone(),
-            prefix: "cp".to_string(),
-            labels: Default::default(),
-        });
+        let checkpoints: Arc<dyn Checkpoints> =
+            Arc::new(Snapshots { sandbox: sandbox.clone(), removed: self.removed.clone() });
         let config = self.config.clone();
         self.config.continuity = Continuity::Same;
         Agent {

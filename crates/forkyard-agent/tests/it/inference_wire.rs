@@ -1,9 +1,10 @@
 //! What is sent and what is made of the answer.
 
 use forkyard_agent::inference::{
-    Block, Collect, Effort, Image, InferenceError, Message, Model, RawJson, ResultPart, Silent, StopReason,
+    Block, Collect, Image, InferenceError, Message, Model, RawJson, ResultPart, Silent, StopReason,
 };
 use forkyard_agent::ports::MemoryBudget;
+use forkyard_core::spec::Effort;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use test_support::model_server::{ModelServer, Part, Reply, Split};

@@ -15,6 +15,9 @@ const PER_TOKENS: u128 = 1_000_000;
 /// What an image is counted at when a model does not say: the largest of those known.
 const DEFAULT_IMAGE_TOKENS: u64 = 5_000;
 
+/// What a model is taken to read when it does not say: what today's read at least.
+pub const DEFAULT_CONTEXT_TOKENS: u64 = 200_000;
+
 /// A model as users and the embedded list write it. Prices are USD per million tokens.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -41,6 +44,9 @@ pub struct ModelSpec {
     /// The most tokens that one image can become.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_tokens: Option<u64>,
+    /// The most that it reads, prompt and answer together. A conversation is summarised before it gets there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_tokens: Option<u64>,
 }
 
 impl ModelSpec {
@@ -145,6 +151,7 @@ pub struct ModelFacts {
     pub long: Option<(u64, Rates)>,
     pub adaptive_thinking: bool,
     pub image_tokens: u64,
+    pub context_tokens: u64,
 }
 
 impl ModelFacts {
@@ -230,6 +237,7 @@ impl PriceBook {
                 long,
                 adaptive_thinking: spec.adaptive_thinking,
                 image_tokens: spec.image_tokens.unwrap_or(DEFAULT_IMAGE_TOKENS),
+                context_tokens: spec.context_tokens.unwrap_or(DEFAULT_CONTEXT_TOKENS),
             };
             self.models.insert(name.clone(), facts);
         }

@@ -22,6 +22,7 @@ impl Run {
             base_check_done: false,
             base_verdict: None,
             forks,
+            warned: BTreeSet::new(),
             sandboxes: BTreeMap::new(),
             error: None,
             outcome: None,
@@ -64,6 +65,9 @@ impl Run {
                 if let Some(f) = self.forks.get_mut(*fork as usize) {
                     f.cancelled = true;
                 }
+            }
+            RunEvent::BudgetWarning(near) => {
+                self.warned.insert(near.fork);
             }
             RunEvent::PhaseEntered { phase } => {
                 self.pending.abandon(&Slot::Main);

@@ -29,6 +29,13 @@ impl Run {
                     self.command(now, command, step);
                 }
             }
+            RunInput::Spent(balance) => {
+                for near in balance.near_limits() {
+                    if self.phase != RunPhase::Ended && !self.warned.contains(&near.fork) {
+                        self.emit(now, RunEvent::BudgetWarning(near), step);
+                    }
+                }
+            }
         }
     }
 

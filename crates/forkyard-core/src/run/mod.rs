@@ -12,10 +12,11 @@ mod apply;
 mod decide;
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::budget::{Balance, NearLimit};
 use crate::fork::{ForkResult, SandboxEntry};
 use crate::pending::{self, Pending, Slot, TaskEvent};
 use crate::rank::Ranking;
@@ -74,6 +75,8 @@ pub enum RunInput {
     Takeover {
         commands: Vec<Command>,
     },
+    /// What the ledger says now.
+    Spent(Balance),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -113,6 +116,9 @@ pub enum RunEvent {
     ForkCancelled { fork: ForkNum },
     #[serde(rename = "run.command_refused")]
     Refused { command: String, reason: String },
+    /// A limit is used up to 80 %. Once for each.
+    #[serde(rename = "run.budget_warning")]
+    BudgetWarning(NearLimit),
     #[serde(rename = "run.phase_entered")]
     PhaseEntered { phase: RunPhase },
     #[serde(rename = "run.taken_over")]
@@ -156,6 +162,8 @@ pub struct Run {
     base_check_done: bool,
     base_verdict: Option<Verdict>,
     forks: Vec<RunFork>,
+    /// Limits that were warned of; None is the run's own.
+    warned: BTreeSet<Option<ForkNum>>,
     sandboxes: BTreeMap<SandboxId, SandboxEntry>,
     error: Option<String>,
     outcome: Option<RunOutcome>,
@@ -189,9 +197,11 @@ impl Run {
         let mut step = RunStep::default();
         let (timers, wishes) = match input {
             RunInput::Takeover { .. } => Default::default(),
-            RunInput::Command(_) | RunInput::Outcome { .. } | RunInput::Timer(_) | RunInput::ForkEnded(_) => {
-                (self.pending.timers(), self.wishes())
-            }
+            RunInput::Command(_)
+            | RunInput::Outcome { .. }
+            | RunInput::Timer(_)
+            | RunInput::ForkEnded(_)
+            | RunInput::Spent(_) => (self.pending.timers(), self.wishes()),
         };
         self.decide(now, input, &mut step);
         self.advance(now, &mut step);
@@ -247,6 +257,13 @@ impl Run {
     }
     pub fn is_detached(&self) -> bool {
         self.detached
+    }
+    /// Some limit has not been warned of yet: whoever drives it looks into the ledger.
+    pub fn minds_spending(&self) -> bool {
+        let of_run = self.spec.budget.run.is_some() && !self.warned.contains(&None);
+        let of_forks = self.spec.budget.fork.is_some()
+            && (0..self.forks.len()).any(|n| !self.warned.contains(&Some(n as ForkNum)));
+        of_run || of_forks
     }
     pub fn base(&self) -> Option<&Base> {
         self.base.as_ref()

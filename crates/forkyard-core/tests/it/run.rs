@@ -1,6 +1,7 @@
 use forkyard_core::Usd;
+use forkyard_core::budget::{Balance, BudgetLimits, ForkBalance};
 use forkyard_core::fork::ForkResult;
-use forkyard_core::run::{Command, RunInput, RunPhase};
+use forkyard_core::run::{Command, RunEvent, RunInput, RunPhase};
 use forkyard_core::spec::{MAX_FORKS, RunSpec, UntilVerified};
 use forkyard_core::task::*;
 use forkyard_core::view::{ForkOutcome, RunOutcome};
@@ -227,4 +228,33 @@ fn views_carry_what_readers_need() {
     let v = rig.run.view();
     assert_eq!(v.limits.run, Some(Usd::dollars(2)));
     assert_eq!((v.progress.total_forks, v.progress.completed, v.progress.in_progress), (3, 1, 2));
+}
+
+#[test]
+fn a_limit_is_warned_of_once_whoever_drives() {
+    let mut s = spec(2);
+    s.budget = BudgetLimits { run: Some(Usd(100)), fork: Some(Usd(60)) };
+    let mut rig = RunRig::new(s);
+    rig.answer_all();
+    let spent = |run: u64, of: &[(u32, u64)]| Balance {
+        limits: BudgetLimits { run: Some(Usd(100)), fork: Some(Usd(60)) },
+        spent: Usd(run),
+        forks: of.iter().map(|(n, s)| (*n, ForkBalance { spent: Usd(*s), reserved: Usd::ZERO })).collect(),
+        ..Balance::default()
+    };
+    let warnings = |rig: &RunRig| {
+        let of =
+            |e: &RunEvent| if let RunEvent::BudgetWarning(n) = e { Some((n.fork, n.spent.0)) } else { None };
+        rig.log.iter().filter_map(|(_, e)| of(e)).collect::<Vec<_>>()
+    };
+    rig.input(RunInput::Spent(spent(79, &[(0, 40), (1, 39)])));
+    assert_eq!(warnings(&rig), []);
+    rig.input(RunInput::Spent(spent(88, &[(0, 49), (1, 39)])));
+    assert_eq!(warnings(&rig), [(None, 88), (Some(0), 49)]);
+    assert!(rig.run.minds_spending(), "the other fork's limit");
+    // A new driver knows what was said.
+    rig.input(RunInput::Takeover);
+    rig.input(RunInput::Spent(spent(99, &[(0, 50), (1, 49)])));
+    assert_eq!(warnings(&rig)[2..], [(Some(1), 49)]);
+    assert!(!rig.run.minds_spending());
 }

@@ -3,18 +3,15 @@
 use std::sync::Arc;
 
 use forkyard_agent::inference::{Model, SessionSpec};
-use forkyard_agent::ports::SnapshotCheckpoints;
-use forkyard_agent::{
-    Agent, AgentConfig, AgentError, AgentEvent, AgentOutcome, Continuity, JournalEntry, Stop,
-};
+use forkyard_agent::{Agent, AgentConfig, AgentError, AgentEvent, AgentOutcome, JournalEntry, Stop};
 use forkyard_core::policy::PermissionMode;
 use forkyard_core::sandbox::Labels;
 use forkyard_core::task::{AgentReport, AgentStop, Base, ErrorClass, Output, TaskError, TaskResult, Tokens};
-use forkyard_core::{ForkNum, RunId, SandboxId, SnapshotId};
-use forkyard_store::Store;
+use forkyard_core::{Millis, SandboxId, Usd};
 
-use super::{Hands, Job, sandbox_gone, store_error};
-use crate::ports::{ForkSink, StoreInbox, StoreJournal, StoreLedger, Tenure};
+use super::checkpoint::read;
+use super::{Hands, Job, git_error, sandbox_gone};
+use crate::ports::{BaseTree, ForkSink, HostCheckpoints, StoreInbox, StoreJournal, StoreLedger, Tenure};
 
 /// Of the final answer, this much goes into the machine's log; the journal has all of it.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
@@ -25,7 +22,6 @@ impl Hands {
             return Err(TaskError::new(ErrorClass::Permanent, "an agent needs a fork"));
         };
         let permanent = |why: String| TaskError::new(ErrorClass::Permanent, why);
-        let sandbox = self.provider(job)?.attach(id, job.attempt).await.map_err(sandbox_gone)?;
         let (inference, model_name) = self.models.open(&spec.model).map_err(permanent)?;
         let tenure = Tenure {
             store: self.store.clone(),
@@ -33,6 +29,11 @@ impl Hands {
             fork,
             attempt: job.attempt,
             sandbox: id.clone(),
+        };
+        let sandbox = match self.provider(job)?.attach(id, job.attempt).await {
+            Ok(sandbox) => sandbox,
+            // What was done before it was lost is progress: only losses without any count against the fork.
+            Err(e) => return Err(self.with_report(&tenure, sandbox_gone(e)).await),
         };
         let limited = job.spec.budget.run.is_some() || job.spec.budget.fork.is_some();
         let model: Arc<dyn Model> = Arc::new(inference.session(SessionSpec {
@@ -45,13 +46,23 @@ impl Hands {
         let plan = &job.spec.agent;
         policy.allowed_tools.extend(plan.allowed_tools.iter().cloned());
         policy.disallowed_tools.extend(plan.disallowed_tools.iter().cloned());
+        policy.max_calls_per_turn =
+            plan.max_tool_calls.map_or(policy.max_calls_per_turn, |most| most.min(policy.max_calls_per_turn));
         if let Some(mode) = &plan.permission_mode {
             policy.permission_mode = serde_json::from_value::<PermissionMode>(mode.clone().into())
                 .map_err(|_| permanent(format!("{mode:?} is not a permission mode")))?;
         }
         let mut config = AgentConfig::new(job.run.clone(), fork, job.attempt, model_name, &spec.prompt);
-        config.continuity = self.continuity(&tenure, id).await?;
+        let entries = read(&*self.store, &job.run, fork).await?;
+        config.continuity = self.continuity(&entries, &*sandbox).await?;
+        drop(entries);
+        config.context_tokens = inference.context_tokens(&config.model);
+        config.effort = plan.effort;
+        config.max_tokens = plan.max_output_tokens.unwrap_or(config.max_tokens);
         config.max_turns = job.spec.max_turns;
+        config.lingers = job.spec.linger > Millis::ZERO;
+        config.heartbeat = self.config.agent.heartbeat;
+        config.keep_checkpoints = self.config.agent.keep_checkpoints;
         config.repo = crate::git::shown_url(&job.spec.repo.source);
         config.branch = base.branch.clone();
         config.prompt_template = spec.system_prompt.clone().or_else(|| plan.prompt_template.clone());
@@ -60,12 +71,18 @@ impl Hands {
         config.log_dir = self.config.log_dir.as_ref().map(|d| d.join(job.run.as_str()));
         let labels =
             Labels::from([("run".to_string(), job.run.to_string()), ("fork".to_string(), fork.to_string())]);
+        let commit = crate::git::CommitId::new(&base.commit).map_err(git_error)?;
         let agent = Agent {
             model,
-            checkpoints: Some(Arc::new(SnapshotCheckpoints {
+            checkpoints: Some(Arc::new(HostCheckpoints {
                 sandbox: sandbox.clone(),
-                prefix: format!("{}f{fork}", job.run),
+                provider: self.provider(job)?.clone(),
+                store: self.store.clone(),
+                run: job.run.clone(),
+                fork,
                 labels,
+                base: BaseTree::new(self.git.clone(), self.repo(job).await?, commit),
+                travels: self.config.agent.travels,
             })),
             sandbox,
             journal: Arc::new(StoreJournal::new(tenure.clone())),
@@ -77,30 +94,22 @@ impl Hands {
                 onlooker: self.onlooker.clone(),
             }),
             policy,
-            interceptors: vec![],
+            interceptors: self.config.interceptors.clone(),
             config,
         };
         match agent.run(job.cancel.clone()).await {
-            Ok(outcome) => finished(outcome),
+            Ok(outcome) => {
+                let spent = self.spent(&tenure).await;
+                finished(AgentOutcome { cost: outcome.cost.max(spent), ..outcome })
+            }
             Err(e) => Err(self.failed(&tenure, e).await),
         }
     }
 
-    /// How the sandbox relates to the journal: the one it was written in, or another, made from the last checkpoint.
-    async fn continuity(&self, tenure: &Tenure, id: &SandboxId) -> Result<Continuity, TaskError> {
-        let entries = read(&*tenure.store, &tenure.run, tenure.fork).await?;
-        let last = entries.iter().rev().find_map(|e| match &e.event {
-            AgentEvent::Started(s) => Some(&s.sandbox_id),
-            AgentEvent::Resumed(r) => Some(&r.sandbox_id),
-            _ => None,
-        });
-        Ok(match last {
-            Some(before) if before != id => Continuity::Replaced {
-                position: checkpoint_in(&entries).map_or(0, |c| c.1),
-                reason: format!("sandbox {before} was lost"),
-            },
-            Some(_) | None => Continuity::Same,
-        })
+    /// What the ledger says: also for answers that were lost with an attempt, which no journal knows of.
+    async fn spent(&self, tenure: &Tenure) -> Usd {
+        let balance = self.store.balance(&tenure.run).await.unwrap_or_default();
+        balance.forks.get(&tenure.fork).map_or(Usd::ZERO, |f| f.spent)
     }
 
     async fn failed(&self, tenure: &Tenure, e: AgentError) -> TaskError {
@@ -112,8 +121,16 @@ impl Hands {
             e if e.is_retryable() => ErrorClass::Transient,
             AgentError::Journal(_) | AgentError::Model(_) | AgentError::Config(_) => ErrorClass::Permanent,
         };
-        let mut error = TaskError::new(class, e.to_string());
-        error.partial = read(&*tenure.store, &tenure.run, tenure.fork).await.ok().map(|j| so_far(&j));
+        self.with_report(tenure, TaskError::new(class, e.to_string())).await
+    }
+
+    /// With what the journal says was done, and the ledger was spent.
+    async fn with_report(&self, tenure: &Tenure, mut error: TaskError) -> TaskError {
+        if let Ok(entries) = read(&*tenure.store, &tenure.run, tenure.fork).await {
+            let report = so_far(&entries);
+            let spent = self.spent(tenure).await;
+            error.partial = Some(AgentReport { cost: report.cost.max(spent), ..report });
+        }
         error
     }
 }
@@ -124,7 +141,7 @@ fn finished(outcome: AgentOutcome) -> TaskResult {
         Stop::MaxTurns => AgentStop::MaxTurns,
         Stop::Refusal => AgentStop::Refused,
         Stop::BudgetExceeded => AgentStop::BudgetExceeded,
-        Stop::Timeout | Stop::ContextTooLong => {
+        Stop::ContextTooLong => {
             let why = format!("the agent stopped: {}", outcome.stop.as_str());
             let mut e = TaskError::new(ErrorClass::Permanent, why);
             e.partial = Some(report(AgentStop::MaxTurns, &outcome));
@@ -182,35 +199,10 @@ fn so_far(entries: &[JournalEntry]) -> AgentReport {
                 r.cost += *cost;
                 usage += *u;
             }
+            AgentEvent::Interrupted { cost, .. } | AgentEvent::StreamError { cost, .. } => r.cost += *cost,
             _ => {}
         }
     }
     r.tokens = tokens(&usage);
     r
-}
-
-async fn read(store: &dyn Store, run: &RunId, fork: ForkNum) -> Result<Vec<JournalEntry>, TaskError> {
-    let stored = store.read_journals(run, fork).await.map_err(store_error)?;
-    stored
-        .into_iter()
-        .map(|r| {
-            JournalEntry::from_stored(&r.event.kind, r.event.version, r.event.at, r.event.data)
-                .map_err(|e| TaskError::new(ErrorClass::Permanent, e.to_string()))
-        })
-        .collect()
-}
-
-/// The last full one that still holds.
-fn checkpoint_in(entries: &[JournalEntry]) -> Option<(SnapshotId, u64)> {
-    let held = forkyard_agent::checkpoints(entries);
-    held.into_iter().rev().find_map(|(position, c)| c.snapshot.clone().map(|s| (s, position)))
-}
-
-/// The last full checkpoint of a fork, and the journal position that it belongs to.
-pub(super) async fn last_checkpoint(
-    store: &dyn Store,
-    run: &RunId,
-    fork: ForkNum,
-) -> Result<Option<(SnapshotId, u64)>, TaskError> {
-    Ok(checkpoint_in(&read(store, run, fork).await?))
 }

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use forkyard_core::sandbox::Root;
 use forkyard_core::task::{Base, ErrorClass, Output, TaskError, TaskResult};
 use forkyard_core::{Role, SandboxId, SnapshotId};
 use forkyard_sandbox::{ExecRequest, Sandbox};
 
-use super::agent::last_checkpoint;
 use super::{Hands, Job, git_error, is_url, now, run_command, sandbox_error};
 use crate::git::{CommitId, Repo};
 
@@ -133,13 +131,7 @@ git config user.email forkyard@localhost
 
     /// A fork's sandbox: a child of the base, or of its last checkpoint if it had a sandbox before.
     pub(super) async fn create(&self, job: &Job, id: &SandboxId, base: &Base) -> TaskResult {
-        let provider = self.provider(job)?;
-        let root = match last_checkpoint(&*self.store, &job.run, Self::fork(job)).await? {
-            Some((snapshot, _)) => snapshot,
-            None => base.snapshot.clone(),
-        };
-        let spec = self.sandbox_spec(job, Root::Snapshot(root), Role::Work);
-        provider.create(id, job.attempt, &spec).await.map_err(sandbox_error)?;
+        self.create_work(job, id, base).await?;
         Ok(Output::Created { host: self.host.clone() })
     }
 }

@@ -1,13 +1,11 @@
 //! Work brought home: out of the sandbox as files, into git as a checked commit.
 
-use forkyard_core::sandbox::Root;
+use forkyard_core::SandboxId;
 use forkyard_core::task::{Base, Collected, Output, TaskError, TaskResult};
 use forkyard_core::view::DiffStat;
-use forkyard_core::{Role, SandboxId};
 use forkyard_sandbox::{ErrorKind, GitExport, GlobRequest, Sandbox};
 use std::sync::Arc;
 
-use super::agent::last_checkpoint;
 use super::{Hands, Job, git_error, now, sandbox_error, store_error};
 use crate::git::{CommitId, WorkCommit, WorkLimits};
 
@@ -75,13 +73,7 @@ impl Hands {
             Err(e) => return Err(sandbox_error(e)),
         }
         provider.destroy(id).await.map_err(sandbox_error)?;
-        let root = match last_checkpoint(&*self.store, &job.run, Self::fork(job)).await? {
-            Some((snapshot, _)) => snapshot,
-            None => base.snapshot.clone(),
-        };
-        let spec = self.sandbox_spec(job, Root::Snapshot(root), Role::Work);
-        let sandbox = provider.create(id, job.attempt, &spec).await.map_err(sandbox_error)?;
-        Ok((sandbox, true))
+        Ok((self.create_work(job, id, base).await?, true))
     }
 
     /// Files that the user wants beside the diff, kept as blobs of the run.

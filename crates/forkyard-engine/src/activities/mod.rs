@@ -2,6 +2,7 @@
 
 mod agent;
 mod base;
+mod checkpoint;
 mod collect;
 mod verify;
 
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use forkyard_agent::HookConfig;
+use forkyard_agent::{HookConfig, Interceptor};
 use forkyard_core::policy::PolicyConfig;
 use forkyard_core::sandbox::{
     Labels, Lifetime, Limits, NetworkSpec, ProviderKind, Root, SandboxSpec, Secret,
@@ -39,10 +40,32 @@ const TAIL_BYTES: usize = 16 << 10;
 pub struct HandsConfig {
     pub policy: PolicyConfig,
     pub hooks: Vec<HookConfig>,
+    /// Of a program that uses Forkyard as a library; after the hooks.
+    pub interceptors: Vec<Arc<dyn Interceptor>>,
     pub skills_dir: Option<PathBuf>,
     pub log_dir: Option<PathBuf>,
     /// By name; a run says which of them it uses.
     pub secrets: BTreeMap<String, Secret>,
+    pub agent: AgentSettings,
+}
+
+/// How this host runs agents.
+#[derive(Debug, Clone)]
+pub struct AgentSettings {
+    pub heartbeat: Duration,
+    pub keep_checkpoints: u32,
+    /// Other hosts share the store: checkpoints are kept where they can get them.
+    pub travels: bool,
+}
+
+impl Default for AgentSettings {
+    fn default() -> AgentSettings {
+        AgentSettings {
+            heartbeat: forkyard_agent::config::DEFAULT_HEARTBEAT,
+            keep_checkpoints: forkyard_agent::config::DEFAULT_KEEP_CHECKPOINTS,
+            travels: false,
+        }
+    }
 }
 
 /// Performs tasks on this host.

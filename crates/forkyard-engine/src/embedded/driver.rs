@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use forkyard_core::ForkNum;
 use forkyard_core::fork::{Fork, ForkInput, ForkResult, ForkStep};
@@ -12,6 +13,7 @@ use forkyard_core::{RunId, Timestamp};
 use forkyard_store::{Append, CommandId, EventQuery, Lease, StoreError, StreamId};
 use futures::future::BoxFuture;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Inner;
@@ -63,7 +65,12 @@ struct Driver<'a> {
     queued: JoinSet<(ForkNum, Slot)>,
     /// The driver before let go on purpose.
     let_go: bool,
+    /// When the ledger is looked at next, if something changed and a limit has not been warned of.
+    money_due: Option<Instant>,
 }
+
+/// Spending is looked at this often at most: every settlement is a change, and a warning is for people.
+const MONEY_EVERY: Duration = Duration::from_secs(1);
 
 enum Stop {
     LeaseLost,
@@ -121,6 +128,7 @@ pub(super) async fn drive(
             tasks: Tasks::new(inner.activities.clone(), config.lost_after, config.cancel_grace),
             queued: JoinSet::new(),
             let_go: false,
+            money_due: None,
         };
         let end = driver.go(stop).await?;
         driver.tasks.stop_all().await;
@@ -171,6 +179,7 @@ impl Driver<'_> {
         }
         self.take_over(commands).await?;
         self.read_inbox().await?;
+        self.mind_money().await?;
         loop {
             if self.run.is_ended() {
                 return Ok(DriveEnd::Ended);
@@ -185,13 +194,26 @@ impl Driver<'_> {
                     None => std::future::pending().await,
                 }
             };
+            let money_due = self.money_due;
+            let money = async {
+                match money_due {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return Ok(DriveEnd::Stopped),
                 (machine, serial, ended) = self.tasks.next() => self.task_ended(machine, serial, ended).await?,
                 Some(Ok((fork, slot))) = self.queued.join_next() => self.start_fork(fork, slot).await?,
                 () = timer => self.fire_timers().await?,
-                () = watch.changed() => self.read_inbox().await?,
+                () = money => self.mind_money().await?,
+                () = watch.changed() => {
+                    if self.run.minds_spending() {
+                        self.money_due.get_or_insert_with(|| Instant::now() + MONEY_EVERY);
+                    }
+                    self.read_inbox().await?;
+                }
             }
         }
     }
@@ -291,6 +313,16 @@ impl Driver<'_> {
         Ok(())
     }
 
+    /// Tells the run what was spent, as long as there is a limit that it has not warned of.
+    async fn mind_money(&mut self) -> Result<(), Stop> {
+        self.money_due = None;
+        if self.run.minds_spending() {
+            let balance = self.patiently(|| self.inner.store.balance(&self.id)).await?;
+            self.run_input(RunInput::Spent(balance), vec![]).await?;
+        }
+        Ok(())
+    }
+
     async fn look_for_messages(&mut self, fork: ForkNum) -> Result<(), Stop> {
         let lingers = self.forks.get(&fork).is_some_and(|f| f.machine.is_lingering());
         if lingers {
@@ -318,6 +350,8 @@ impl Driver<'_> {
                 self.run_input(RunInput::Outcome { serial, result }, vec![]).await
             }
             (Machine::Fork(fork), Ended::Outcome(result)) => {
+                // Before the run can end by it: the last request may be what passes the mark.
+                self.mind_money().await?;
                 self.fork_input(fork, ForkInput::Outcome { serial, result }).await?;
                 self.look_for_messages(fork).await
             }

@@ -16,7 +16,7 @@ mod error;
 mod names;
 mod quarantine;
 mod repo;
-mod tar;
+pub(crate) mod tar;
 mod tree;
 
 pub use apply::Applied;

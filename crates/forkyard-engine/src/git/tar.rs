@@ -1,26 +1,26 @@
 //! Just enough of the tar format: files and links, with pax headers where a name is long.
 
 /// Longest link target that Linux takes.
-pub(super) const MAX_LINK_BYTES: u64 = 4095;
+pub(crate) const MAX_LINK_BYTES: u64 = 4095;
 
 const BLOCK: usize = 512;
 /// Two blocks of zeros end an archive.
-pub(super) const END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
+pub(crate) const END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
-pub(super) fn padding(size: u64) -> &'static [u8] {
+pub(crate) fn padding(size: u64) -> &'static [u8] {
     let over = (size % BLOCK as u64) as usize;
     if over == 0 { &[] } else { &ZEROS[over..] }
 }
 
 /// The header of a file; its content and [`padding`] follow.
-pub(super) fn file(path: &str, mode: u32, size: u64, mtime_s: u64) -> Vec<u8> {
+pub(crate) fn file(path: &str, mode: u32, size: u64, mtime_s: u64) -> Vec<u8> {
     let mut out = extended(path.as_bytes(), &[], size, mtime_s);
     out.extend(header(path.as_bytes(), b'0', mode & 0o777, size, mtime_s, &[]));
     out
 }
 
-pub(super) fn link(path: &str, target: &[u8], mtime_s: u64) -> Vec<u8> {
+pub(crate) fn link(path: &str, target: &[u8], mtime_s: u64) -> Vec<u8> {
     let mut out = extended(path.as_bytes(), target, 0, mtime_s);
     out.extend(header(path.as_bytes(), b'2', 0o777, 0, mtime_s, target));
     out

@@ -1,5 +1,6 @@
 //! Tests of the engine crate from outside.
 
+mod agents;
 mod child;
 mod git;
 mod log;

@@ -215,6 +215,29 @@ async fn killed_drivers_change_nothing_on_postgres() {
     trial.check(&scale).await;
 }
 
+/// At the end at least 80 % of the limit are spent, whatever is lost with a driver; the limit itself is never reached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_is_warned_of_once_although_drivers_are_killed() {
+    let scale =
+        Scale { kills: 3, runs: 0, forks: 2, at_once: 1, turns: 100, pace: Duration::from_millis(20) };
+    let mut trial = Trial::new(sqlite_url(), &scale).await;
+    let spent = u64::from(scale.forks) * scale.turns as u64 * COST.0;
+    let mut spec = RunSpec::new("/repo", "p", "m", scale.forks);
+    spec.max_concurrent = scale.at_once;
+    spec.budget.run = Some(Usd(spent * 100 / 80));
+    let engine = trial.plan.engine(trial.store.clone(), "submitter");
+    trial.runs.push(engine.submit(RunId::new("warned").unwrap(), spec, None).await.unwrap());
+    let mut drivers = drivers(&trial, 2).await;
+    trial.kill_at_random(&scale, &mut drivers).await;
+    trial.ended().await;
+    let kinds = vec!["run.budget_warning".to_string()];
+    let query = forkyard_store::EventQuery { kinds, ..Default::default() };
+    let warnings = trial.store.read_run(&trial.runs[0], &query).await.unwrap();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    let at = warnings[0].event.data["spent"].as_u64().unwrap();
+    assert!(at >= spent && warnings[0].event.data["fork"].is_null(), "{warnings:?}");
+}
+
 /// SIGSTOP until another has taken over, then SIGCONT.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_driver_that_comes_back_changes_nothing() {

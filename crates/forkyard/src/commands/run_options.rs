@@ -120,6 +120,9 @@ pub struct RunOptions {
     /// default, acceptEdits, plan or bypassPermissions [default: acceptEdits].
     #[arg(long, value_name = "MODE", help_heading = "Agent")]
     pub permission_mode: Option<String>,
+    /// How much the model should think: low, medium, high or max.
+    #[arg(long, value_name = "LEVEL", help_heading = "Agent")]
+    pub effort: Option<String>,
     /// Template of the agent's system prompt.
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_prompt: Option<PathBuf>,
@@ -167,6 +170,7 @@ impl RunOptions {
             ("network.mode", "--network", &self.network),
             ("network.rate", "--network-rate", &self.network_rate),
             ("agent.permission_mode", "--permission-mode", &self.permission_mode),
+            ("agent.effort", "--effort", &self.effort),
             ("engine.kind", "--engine", &self.engine),
         ] {
             flags.set_option(key, flag, value.as_ref());
@@ -270,6 +274,9 @@ impl RunOptions {
                 allowed_tools: s.allowed_tools.clone(),
                 disallowed_tools: self.disallowed_tools.clone(),
                 prompt_template,
+                max_tool_calls: Some(s.max_tool_calls),
+                effort: s.effort,
+                max_output_tokens: Some(s.max_output_tokens),
             },
         })
     }

@@ -51,7 +51,8 @@ path_prefixes = [\"/npm/\"]       # empty: all
 
 ### `[prices.MODEL]`
 
-Dollars per million tokens, over the built-in list: `input`, `output`, `cache_write_5m`, `cache_write_1h`, `cache_read`, and `aliases`.
+Dollars per million tokens, over the built-in list: `input`, `output`, `cache_write_5m`, `cache_write_1h`, `cache_read`; `aliases`;
+`context_tokens`, the most that the model reads (200000 if not given); `image_tokens`, the most that one image counts for.
 
 ### `[policy]`
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use forkyard_core::policy::PermissionMode;
 use forkyard_core::sandbox::{NetworkMode, ProviderKind};
+use forkyard_core::spec::Effort;
 use forkyard_core::view::EngineKind;
 use forkyard_core::{Millis, Usd};
 
@@ -87,6 +88,10 @@ macro_rules! settings {
             },)+
         ];
 
+        /// The names of the struct's fields, in the same order.
+        #[cfg(test)]
+        pub(super) const FIELDS: &[&str] = &[$(stringify!($field)),+];
+
         impl Settings {
             pub(super) fn take(home: PathBuf, tables: Tables, r: &mut Resolver) -> Option<Settings> {
                 $(let $field: Option<$ty> = r.take($key);)+
@@ -135,6 +140,12 @@ settings! {
     allowed_tools: Vec<String> = "agent.allowed_tools" { default: Some(""), flag: Some("--allowed-tools") }
     /// What the agent may do without being asked about it.
     permission_mode: PermissionMode = "agent.permission_mode" { default: Some("acceptEdits"), flag: Some("--permission-mode") }
+    /// How much the model should think, where it can be told. Unset: as the model decides.
+    effort: Option<Effort> = "agent.effort" { flag: Some("--effort") }
+    /// Tokens that one answer may have. Fewer are asked for when money is short.
+    max_output_tokens: u32 = "agent.max_output_tokens" { default: Some("32000"), range: Some(("1024", "1000000")) }
+    /// Checkpoints of a fork that are kept: after the loss of a sandbox its agent goes on from the last one. 0: none is made.
+    checkpoints: u32 = "agent.checkpoints" { default: Some("3"), range: Some(("0", "1000")) }
 
     /// Who makes the sandboxes.
     provider: ProviderKind = "sandbox.provider" { default: Some("local"), env: &[var("FORKYARD_PROVIDER")], flag: Some("--provider") }
@@ -256,6 +267,13 @@ choice!(PermissionMode {
     "acceptEdits" => PermissionMode::AcceptEdits,
     "plan" => PermissionMode::Plan,
     "bypassPermissions" => PermissionMode::BypassPermissions,
+});
+
+choice!(Effort {
+    "low" => Effort::Low,
+    "medium" => Effort::Medium,
+    "high" => Effort::High,
+    "max" => Effort::Max,
 });
 
 choice!(ProviderKind {

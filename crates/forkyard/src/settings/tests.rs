@@ -46,6 +46,49 @@ fn the_table_is_sound() {
     }
 }
 
+/// A setting that nothing reads is a promise that nobody keeps.
+#[test]
+fn every_setting_has_a_reader() {
+    /// Read by what is still being built: cloud providers, the Temporal engine, the server.
+    const AHEAD: &[&str] = &[
+        "e2b_api_key",
+        "daytona_api_key",
+        "temporal_address",
+        "temporal_namespace",
+        "temporal_task_queue",
+        "temporal_tls_cert",
+        "temporal_tls_key",
+        "metrics",
+        "metrics_port",
+    ];
+    fn collect(dir: &std::path::Path, text: &mut String) {
+        for entry in std::fs::read_dir(dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() && path.file_name().is_some_and(|n| n != "settings") {
+                collect(&path, text);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                text.push_str(&std::fs::read_to_string(&path).unwrap());
+            }
+        }
+    }
+    let mut text = String::new();
+    collect(&std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
+    let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let is_read = |field: &str| {
+        ["s", "settings"].iter().any(|of| {
+            let access = format!("{of}.{field}");
+            text.match_indices(&access)
+                .any(|(at, _)| !text[at + access.len()..].starts_with(word) && !text[..at].ends_with(word))
+        })
+    };
+    assert_eq!(table::FIELDS.len(), TABLE.len());
+    for (field, setting) in table::FIELDS.iter().zip(TABLE) {
+        let ahead = AHEAD.contains(field);
+        assert!(is_read(field) || ahead, "nothing reads `{}`: use it or remove it", setting.key);
+        assert!(!(is_read(field) && ahead), "`{}` is read: take it off the list", setting.key);
+    }
+}
+
 #[test]
 fn what_a_project_may_set_acts_inside_alone() {
     let allowed: Vec<&str> = TABLE.iter().filter(|s| s.project).map(|s| s.key).collect();

@@ -1,10 +1,11 @@
 //! Requests. Thinking has no place in this format and stays out; an unknown block is another provider's and stays out too.
 
+use forkyard_core::spec::Effort;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::super::backend::Call;
-use super::super::{Block, Effort, Image, Message, ResultPart, Role, ToolDef, TurnRequest};
+use super::super::{Block, Image, Message, ResultPart, Role, ToolDef, TurnRequest};
 use super::MaxTokensField;
 
 #[derive(Serialize)]

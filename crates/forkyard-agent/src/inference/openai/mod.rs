@@ -3,6 +3,8 @@
 mod decode;
 mod encode;
 
+use std::time::Duration;
+
 use forkyard_core::pricing::InputKind;
 use serde::Deserialize;
 
@@ -86,10 +88,43 @@ impl Wire for OpenAi {
         Failure { kind, billing, retry_after: retry_after(headers), status: Some(status), message }
     }
 
-    /// Its headers tell resets in a format of each server's own; pushbacks say enough.
-    fn rate_limits(&self, _: &Headers) -> RateLimits {
-        RateLimits::default()
+    /// As OpenAI and most of those who follow it say it; a server without these headers says enough by its pushbacks.
+    fn rate_limits(&self, headers: &Headers) -> RateLimits {
+        let exhausted_for = ["requests", "tokens"]
+            .into_iter()
+            .filter_map(|what| {
+                let header = |part| headers.get(&format!("x-ratelimit-{part}-{what}"));
+                let exhausted = header("remaining")?.trim().parse::<i64>().ok()? <= 0;
+                exhausted.then(|| span(header("reset")?)).flatten()
+            })
+            .max();
+        RateLimits { exhausted_for }
     }
+}
+
+/// `6m0s`, `1.5s`, `20ms`: what stands before each unit is a number. A number without a unit is a time or a date, by each
+/// server's own taste, and is not guessed at.
+fn span(text: &str) -> Option<Duration> {
+    let mut rest = text.trim();
+    let mut seconds = 0.0;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let (number, after) =
+            rest.split_at(rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len()));
+        let (unit, after) = after.split_at(after.find(|c: char| c.is_ascii_digit()).unwrap_or(after.len()));
+        let scale = match unit {
+            "ms" => 0.001,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return None,
+        };
+        seconds += number.parse::<f64>().ok()? * scale;
+        rest = after;
+    }
+    Duration::try_from_secs_f64(seconds).ok()
 }
 
 struct ErrorBody {
@@ -134,6 +169,38 @@ mod tests {
 
     fn kind(status: u16, body: &str) -> FailureKind {
         OpenAi::new(None, "http://localhost").failure(status, &Headers::default(), body.as_bytes()).kind
+    }
+
+    #[test]
+    fn a_limit_that_is_used_up_closes_for_as_long_as_it_says() {
+        let limits = |pairs: &[(&str, &str)]| {
+            let headers = pairs.iter().map(|(n, v)| (format!("x-ratelimit-{n}"), v.to_string())).collect();
+            OpenAi::new(None, "http://localhost").rate_limits(&Headers(headers)).exhausted_for
+        };
+        let ms = Duration::from_millis;
+        for (reset, expected) in [
+            ("6m0s", Some(ms(360_000))),
+            ("1.5s", Some(ms(1500))),
+            ("20ms", Some(ms(20))),
+            ("1h2m3s", Some(ms(3_723_000))),
+            ("12", None),
+            ("soon", None),
+            ("", None),
+            ("s", None),
+            ("1s2", None),
+            ("99999999999999999999999h", None),
+        ] {
+            let found = limits(&[("remaining-requests", "0"), ("reset-requests", reset)]);
+            assert_eq!(found, expected, "{reset}");
+        }
+        assert_eq!(limits(&[("remaining-requests", "1"), ("reset-requests", "9s")]), None);
+        let both = [
+            ("remaining-requests", "0"),
+            ("reset-requests", "1s"),
+            ("remaining-tokens", "0"),
+            ("reset-tokens", "3s"),
+        ];
+        assert_eq!(limits(&both), Some(ms(3000)), "the later one");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The agent's ports over the store.
 
+mod checkpoints;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,8 +18,11 @@ use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
 use forkyard_store::{AppendJournal, NewEvent, Reserve, Sending, Source, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use crate::activity::Heartbeat;
+
+pub use checkpoints::{BaseTree, HostCheckpoints, checkpoint_key, decode_work};
 
 /// How long a store that is away is waited for, try by try, before an attempt ends. The next one goes on from the journal.
 const STORE_WAITS: [Duration; 6] = [
@@ -153,15 +158,25 @@ pub struct StoredText {
     pub content: String,
 }
 
+/// A busy run changes at every step of every fork: its inboxes are looked into this often at most.
+const INBOX_EVERY: Duration = Duration::from_millis(100);
+
 pub struct StoreInbox {
     tenure: Tenure,
-    watch: Mutex<forkyard_store::Watch>,
+    news: Mutex<News>,
+}
+
+struct News {
+    watch: forkyard_store::Watch,
+    /// Something changed that nobody was told of. Stays if the one who waits is dropped.
+    unseen: bool,
+    not_before: Instant,
 }
 
 impl StoreInbox {
     pub fn new(tenure: Tenure) -> StoreInbox {
-        let watch = Mutex::new(tenure.store.watch(Some(&tenure.run)));
-        StoreInbox { tenure, watch }
+        let watch = tenure.store.watch(Some(&tenure.run));
+        StoreInbox { tenure, news: Mutex::new(News { watch, unseen: false, not_before: Instant::now() }) }
     }
 }
 
@@ -179,7 +194,14 @@ impl Inbox for StoreInbox {
             .collect())
     }
     async fn wait(&self) {
-        self.watch.lock().await.changed().await;
+        let mut news = self.news.lock().await;
+        if !news.unseen {
+            news.watch.changed().await;
+            news.unseen = true;
+        }
+        tokio::time::sleep_until(news.not_before).await;
+        news.unseen = false;
+        news.not_before = Instant::now() + INBOX_EVERY;
     }
 }
 
