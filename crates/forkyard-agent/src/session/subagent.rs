@@ -37,9 +37,13 @@ pub(crate) async fn run(call: &Call<'_>, description: &str, task: &str) -> Resul
         } else {
             conversation.final_text.clone()
         }),
-        Stop::MaxTurns | Stop::Refusal | Stop::ContextTooLong | Stop::BudgetExceeded => Output::error(
-            format!("the subagent stopped ({}). Its last words: {}", stop.as_str(), conversation.final_text),
-        ),
+        Stop::MaxTurns | Stop::Refusal | Stop::ContextTooLong | Stop::BudgetExceeded | Stop::Timeout => {
+            Output::error(format!(
+                "the subagent stopped ({}). Its last words: {}",
+                stop.as_str(),
+                conversation.final_text
+            ))
+        }
     };
     output.events.push(AgentEvent::SubagentCompleted {
         turn: call.turn,

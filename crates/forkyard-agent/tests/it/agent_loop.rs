@@ -288,6 +288,16 @@ async fn budget_ends_with_an_outcome_and_provider_errors_with_an_error() {
 }
 
 #[tokio::test]
+async fn the_deadline_ends_a_command_and_a_request() {
+    let mut fork = Fork::list(vec![bash("hang")]);
+    fork.config.deadline = Some(tokio::time::Instant::now());
+    assert_eq!(fork.run().await.unwrap().stop, Stop::Timeout);
+    let mut fork = Fork::list(vec![bash("hang")]);
+    fork.config.deadline = Some(tokio::time::Instant::now() + std::time::Duration::from_millis(300));
+    assert_eq!(fork.run().await.unwrap().stop, Stop::Timeout);
+}
+
+#[tokio::test]
 async fn a_subagent_has_its_own_conversation_and_the_same_rules() {
     let model = ScriptModel::new(|request, n| {
         let is_subagent = request.system.contains("You are a subagent");

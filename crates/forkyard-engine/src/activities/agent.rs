@@ -141,7 +141,7 @@ fn finished(outcome: AgentOutcome) -> TaskResult {
         Stop::MaxTurns => AgentStop::MaxTurns,
         Stop::Refusal => AgentStop::Refused,
         Stop::BudgetExceeded => AgentStop::BudgetExceeded,
-        Stop::ContextTooLong => {
+        Stop::Timeout | Stop::ContextTooLong => {
             let why = format!("the agent stopped: {}", outcome.stop.as_str());
             let mut e = TaskError::new(ErrorClass::Permanent, why);
             e.partial = Some(report(AgentStop::MaxTurns, &outcome));
