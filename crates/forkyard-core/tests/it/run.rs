@@ -253,7 +253,7 @@ fn a_limit_is_warned_of_once_whoever_drives() {
     assert_eq!(warnings(&rig), [(None, 88), (Some(0), 49)]);
     assert!(rig.run.minds_spending(), "the other fork's limit");
     // A new driver knows what was said.
-    rig.input(RunInput::Takeover);
+    rig.input(RunInput::Takeover { commands: vec![] });
     rig.input(RunInput::Spent(spent(99, &[(0, 50), (1, 49)])));
     assert_eq!(warnings(&rig)[2..], [(Some(1), 49)]);
     assert!(!rig.run.minds_spending());

@@ -185,7 +185,8 @@ impl Yard {
         for fork in forks {
             let (mut machine, seq) = self.forks.remove(fork).unwrap();
             self.now += 1;
-            let takeover = ForkInput::Takeover { journal_len: self.now, last_driven: None };
+            let takeover =
+                ForkInput::Takeover { wish: None, journal_len: self.now, last_driven: None, let_go: false };
             let step = machine.handle(Timestamp(self.now), takeover);
             taken.push((*fork, machine.attempt()));
             self.append(*fork, machine, seq, step.events).await;
