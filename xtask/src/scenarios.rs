@@ -97,4 +97,11 @@ pub const SCENARIOS: &[Scenario] = &[
         cargo: &["run", "--release", "-p", "forkyard-server", "--example", "bench_server"],
         env: &[],
     },
+    Scenario {
+        kind: Kind::Bench,
+        name: "sandbox",
+        shows: "local sandboxes beside bubblewrap, Docker and a plain spawn, as root and as an ordinary user; 100 at once, 1,000 alive",
+        cargo: &["run", "--release", "-p", "forkyard", "--", "bench", "sandbox", "--markdown"],
+        env: &[],
+    },
 ];

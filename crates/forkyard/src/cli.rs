@@ -80,6 +80,7 @@ pub enum Command {
     Config(commands::config::ConfigArgs),
     Trust(commands::trust::TrustArgs),
     Doctor(commands::doctor::DoctorArgs),
+    Bench(commands::bench::BenchArgs),
     Completions(commands::completions::CompletionsArgs),
 }
 
@@ -148,6 +149,7 @@ impl Cli {
             Command::Config(args) => args.run(&self.global, out),
             Command::Trust(args) => args.run(&self.global, out),
             Command::Doctor(args) => args.run(&self.global, out),
+            Command::Bench(args) => args.run(&self.global, out),
             Command::Completions(args) => args.run(out),
         }
     }

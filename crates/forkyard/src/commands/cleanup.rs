@@ -63,6 +63,7 @@ impl CleanupArgs {
                 return dry_run(yard, &host, config.max_age, out).await;
             }
             if self.once {
+                leftovers(yard).await;
                 let now = Clock::system().now();
                 let (cleaned, error) = sweep::sweep(&*yard.store, &host, &here, now, config.max_age)
                     .await
@@ -74,6 +75,14 @@ impl CleanupArgs {
                     "Looking for orphaned sandboxes until stopped by ctrl-C or `forkyard stop-cleanup`.",
                 )?;
             }
+            let providers: Vec<_> = yard.providers.values().cloned().collect();
+            let mut every = tokio::time::interval(config.interval);
+            tokio::spawn(async move {
+                loop {
+                    every.tick().await;
+                    sweep_all(&providers).await;
+                }
+            });
             let stop = stop_on_signals()?;
             let stats = sweep::sweep_until_stopped(&*yard.store, &host, &here, Clock::system(), config, stop)
                 .await
@@ -90,6 +99,19 @@ impl StopCleanupArgs {
             let stats = sweep::stats(&*yard.store).await.map_err(store_error)?;
             tell(&stats, out)
         })
+    }
+}
+
+/// What crashes left of sandboxes that nobody knows any more.
+pub async fn leftovers(yard: &Yard) {
+    sweep_all(&yard.providers.values().cloned().collect::<Vec<_>>()).await;
+}
+
+async fn sweep_all(providers: &[Arc<dyn Provider>]) {
+    for provider in providers {
+        if let Err(e) = provider.sweep().await {
+            tracing::warn!(error = %e, "leftovers of sandboxes were not all removed");
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use forkyard_store::RunQuery;
 use serde::Serialize;
 use serde_json::json;
 
-use super::cleanup::duration;
+use super::cleanup::{duration, leftovers};
 use crate::cli::Global;
 use crate::error::Result;
 use crate::exit::Exit;
@@ -52,6 +52,9 @@ impl GcArgs {
             let before = Clock::system().now() - age;
             let mut freed = self.remove_runs(yard, before).await?;
             self.remove_demos(yard, before, &mut freed);
+            if !self.dry_run {
+                leftovers(yard).await;
+            }
             Ok(freed)
         })?;
         if out.json {

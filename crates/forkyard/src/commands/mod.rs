@@ -2,6 +2,7 @@
 
 pub mod add;
 pub mod apply;
+pub mod bench;
 pub mod cancel;
 pub mod cleanup;
 pub mod compare;
@@ -47,6 +48,7 @@ mod tests {
     enum Command {
         Add(add::AddArgs),
         Apply(apply::ApplyArgs),
+        Bench(bench::BenchArgs),
         Cancel(cancel::CancelArgs),
         Cleanup(cleanup::CleanupArgs),
         StopCleanup(cleanup::StopCleanupArgs),
