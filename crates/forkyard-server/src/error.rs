@@ -198,6 +198,7 @@ impl From<EngineError> for ApiError {
             EngineError::NoSuchRun(run) => ApiError::new(Code::RunNotFound, format!("there is no run {run}")),
             EngineError::Refused(why) => ApiError::new(Code::Invalid, why),
             EngineError::Store(e) => e.into(),
+            EngineError::OtherHost { .. } => ApiError::new(Code::Conflict, e.to_string()),
             EngineError::Unreadable { .. } => ApiError::new(Code::Internal, e.to_string()),
         }
     }

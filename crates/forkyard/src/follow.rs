@@ -170,9 +170,10 @@ pub async fn close(yard: &Yard, view: &RunView, out: &mut Output<'_>) -> Result<
 pub fn engine_error(e: EngineError) -> CliError {
     match e {
         EngineError::Invalid(_) | EngineError::Refused(_) => CliError::usage(e.to_string()),
-        EngineError::NoSuchRun(_) | EngineError::Store(_) | EngineError::Unreadable { .. } => {
-            CliError::failure(e.to_string())
-        }
+        EngineError::NoSuchRun(_)
+        | EngineError::OtherHost { .. }
+        | EngineError::Store(_)
+        | EngineError::Unreadable { .. } => CliError::failure(e.to_string()),
     }
 }
 
