@@ -3,6 +3,7 @@
 mod add;
 mod api;
 mod apply;
+mod bench;
 mod cancel;
 mod cleanup;
 mod compare;
