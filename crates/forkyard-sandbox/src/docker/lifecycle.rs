@@ -429,41 +429,35 @@ impl Inner {
     }
 
     pub(super) async fn destroy(&self, id: &SandboxId) -> Result<()> {
-        let name = self.container(id);
-        self.patiently(&name, || async {
-            let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
-            self.docker.remove_container(&name, Some(options)).await
-        })
-        .await?;
-        for (_, short) in container::VOLUMES {
-            let volume = container::volume(&self.owner, id, short);
-            self.remove_volume(&volume).await?;
-        }
-        self.home.remove(id)
-    }
-
-    async fn remove_volume(&self, volume: &str) -> Result<()> {
-        self.patiently(volume, || async {
-            let options = RemoveVolumeOptionsBuilder::default().force(true).build();
-            self.docker.remove_volume(volume, Some(options)).await
-        })
-        .await
-    }
-
-    /// Until it is gone: `conflict` means that a removal is under way, or that what uses it is still going.
-    async fn patiently<F>(&self, what: &str, remove: impl Fn() -> F) -> Result<()>
-    where
-        F: Future<Output = std::result::Result<(), bollard::errors::Error>>,
-    {
         let begin = tokio::time::Instant::now();
         loop {
-            match remove().await {
+            match self.remove(id).await {
                 Err(fault) if is_conflict(&fault) && begin.elapsed() < REMOVE_WITHIN => {
                     tokio::time::sleep(REMOVE_POLL).await;
                 }
-                done => return gone_is_ok(what, done),
+                done => {
+                    done.map_err(|e| translate(&self.container(id), &e))?;
+                    return self.home.remove(id);
+                }
             }
         }
+    }
+
+    /// All of it once more each time: `conflict` means that a removal is under way, or that the engine has only now made the
+    /// container that somebody asked for who is gone.
+    async fn remove(&self, id: &SandboxId) -> std::result::Result<(), bollard::errors::Error> {
+        let gone = |done: std::result::Result<(), bollard::errors::Error>| match done {
+            Err(fault) if is_missing(&fault) => Ok(()),
+            done => done,
+        };
+        let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
+        gone(self.docker.remove_container(&self.container(id), Some(options)).await)?;
+        for (_, short) in VOLUMES {
+            let volume = container::volume(&self.owner, id, short);
+            let options = RemoveVolumeOptionsBuilder::default().force(true).build();
+            gone(self.docker.remove_volume(&volume, Some(options)).await)?;
+        }
+        Ok(())
     }
 
     /// Finds what nobody works at any more: unfinished containers and folders of makers that are gone, sandboxes long past their
@@ -516,8 +510,9 @@ impl Inner {
             }
         }
         for volume in found.volumes.unwrap_or_default() {
-            if volume.labels.get(LABEL_ID).is_some_and(|id| !live.contains(id)) {
-                self.remove_volume(&volume.name).await?;
+            let id = volume.labels.get(LABEL_ID).and_then(|id| SandboxId::new(id.clone()).ok());
+            if let Some(id) = id.filter(|id| !live.contains(id.as_str())) {
+                self.destroy(&id).await?;
             }
         }
         Ok(())
