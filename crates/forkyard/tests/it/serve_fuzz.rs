@@ -44,8 +44,9 @@ async fn every_answer_is_as_described() {
         .as_object()
         .unwrap()
         .values()
-        .map(|item| item.as_object().unwrap().len())
-        .sum::<usize>();
+        .flat_map(|item| item.as_object().unwrap().keys())
+        .filter(|key| ["get", "put", "post", "delete", "patch"].contains(&key.as_str()))
+        .count();
     assert!(said.contains(&format!("Tested: {operations}")), "{said}");
     assert_eq!(s.get(&format!("/api/v1/runs/{run}")).await["outcome"], "success");
     // What it made is gone with it.

@@ -207,6 +207,13 @@ impl Trial {
         answers.filter_map(|e| e.event.data["turn"].as_u64()).max().unwrap_or(0)
     }
 
+    /// Answers and results of all attempts. That one has begun is no step.
+    async fn steps(&self) -> u64 {
+        let entries = self.store.read_journals(&self.run, 0).await.unwrap();
+        let kinds = ["agent.assistant_message", "agent.tool_completed"];
+        entries.iter().filter(|e| kinds.contains(&e.event.kind.as_str())).count() as u64
+    }
+
     /// The sandbox that the agent works in, if there is one.
     async fn work(&self) -> Vec<SandboxId> {
         let labels = Labels::from([("role".to_string(), "work".to_string())]);
@@ -237,10 +244,10 @@ impl Trial {
         let mut done = 0;
         let mut driver = Process::start("drive", &self.plan);
         while done < kills && !self.ended().await {
-            // A sandbox that is lost again and again without a new turn in between fails the fork, as it should.
+            // A fork whose worker or sandbox is lost again and again without progress in between fails, as it should.
             let progress = || async {
                 match loss {
-                    Loss::Process => self.store.journal_len(&self.run, 0).await.unwrap(),
+                    Loss::Process => self.steps().await,
                     Loss::Sandbox | Loss::Host => self.last_turn().await,
                 }
             };
