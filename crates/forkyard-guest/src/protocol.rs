@@ -89,6 +89,10 @@ pub enum Op {
         path: String,
         mode: Option<u32>,
     },
+    /// A tar archive in parts, unpacked into `dir` as they arrive: `Append` frames, then `Commit`, as for a file.
+    UnpackBegin {
+        dir: String,
+    },
     Append {
         write: u32,
     },

@@ -69,6 +69,9 @@ pub trait Sandbox: Send + Sync {
         data: &mut (dyn AsyncRead + Send + Unpin),
         mode: Option<u32>,
     ) -> Result<u64>;
+    /// Files and symbolic links of a tar archive, into a folder that is made if it is missing. What is in the place of an entry
+    /// is replaced; an entry that would lead outside of the folder is `Invalid`.
+    async fn unpack(&self, dir: &str, archive: &mut (dyn AsyncRead + Send + Unpin)) -> Result<u64>;
     /// Does not follow a symlink in the last part.
     async fn stat(&self, path: &str) -> Result<FileInfo>;
     async fn list_files(&self, path: &str) -> Result<Vec<FileInfo>>;

@@ -299,6 +299,9 @@ impl Sandbox for Attached {
     ) -> Result<u64> {
         Err(SandboxError::new(ErrorKind::Unsupported, "not needed"))
     }
+    async fn unpack(&self, _: &str, _: &mut (dyn AsyncRead + Send + Unpin)) -> Result<u64> {
+        Err(SandboxError::new(ErrorKind::Unsupported, "not needed"))
+    }
     async fn stat(&self, path: &str) -> Result<FileInfo> {
         self.check()?;
         self.world.with(|w| {

@@ -10,6 +10,7 @@ mod ops;
 mod resolve;
 mod search;
 pub mod tree;
+mod unpack;
 pub mod write;
 
 use forkyard_guest::protocol::{Answer, Fault, MAX_CHUNK, Op};
@@ -46,9 +47,45 @@ impl FileError {
     }
 }
 
+/// Something that arrives in parts.
+pub enum Incoming {
+    File(write::Upload),
+    Archive(unpack::Unpack),
+}
+
+impl Incoming {
+    /// None: the request is about something else.
+    pub fn begin(op: &Op) -> Option<Result<Incoming>> {
+        match op {
+            Op::WriteBegin { path, mode } => Some(write::Upload::begin(path, *mode).map(Incoming::File)),
+            Op::UnpackBegin { dir } => Some(unpack::Unpack::begin(dir).map(Incoming::Archive)),
+            _ => None,
+        }
+    }
+    pub fn append(&mut self, data: &[u8]) -> Result<()> {
+        match self {
+            Incoming::File(file) => file.append(data),
+            Incoming::Archive(archive) => archive.append(data),
+        }
+    }
+    pub fn commit(self) -> Result<()> {
+        match self {
+            Incoming::File(file) => file.commit(),
+            Incoming::Archive(archive) => archive.commit(),
+        }
+    }
+}
+
 /// Whether a request changes files: those wait while a snapshot is taken.
 pub fn changes_files(op: &Op) -> bool {
-    matches!(op, Op::Write { .. } | Op::WriteBegin { .. } | Op::Remove { .. } | Op::MakeDir { .. })
+    matches!(
+        op,
+        Op::Write { .. }
+            | Op::WriteBegin { .. }
+            | Op::UnpackBegin { .. }
+            | Op::Remove { .. }
+            | Op::MakeDir { .. }
+    )
 }
 
 /// Answers one request about files; runs in a thread of its own.

@@ -7,7 +7,7 @@ use forkyard_guest::protocol::{MAX_FRAME_TO_GUEST, PREFIX, Request, decode_prefi
 use rustix::io::Errno;
 
 use super::outbox::Outbox;
-use crate::files::write::Upload;
+use crate::files::Incoming;
 use crate::sys::socket;
 
 /// Read at once; a request is usually much smaller, a file's part four times as big.
@@ -22,7 +22,7 @@ pub struct Conn {
     pub attempt: Option<u32>,
     /// Whether the loop is told when the socket can be written.
     pub wants_write: bool,
-    pub uploads: HashMap<u32, Upload>,
+    pub uploads: HashMap<u32, Incoming>,
     /// A descriptor that came with the last bytes.
     pub passed: Option<OwnedFd>,
     input: Vec<u8>,

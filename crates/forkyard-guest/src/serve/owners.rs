@@ -109,15 +109,16 @@ impl Server {
                 let calls = self.jobs.values().filter_map(|job| job.call.clone()).collect();
                 out.push(seq, Answer::Calls { calls }, &[]);
             }
-            Op::WriteBegin { path, mode } => match files::write::Upload::begin(&path, mode) {
-                Ok(upload) => {
+            ref op @ (Op::WriteBegin { .. } | Op::UnpackBegin { .. }) => match files::Incoming::begin(op) {
+                Some(Ok(upload)) => {
                     self.changes.fetch_add(1, Ordering::SeqCst);
                     if let Some(conn) = self.conns.get_mut(&number) {
                         conn.uploads.insert(seq, upload);
                     }
                     out.push(seq, Answer::Done, &[]);
                 }
-                Err(e) => out.error(seq, e.kind, e.message),
+                Some(Err(e)) => out.error(seq, e.kind, e.message),
+                None => out.error(seq, Fault::Invalid, "not a request about files"),
             },
             Op::Append { write } | Op::Commit { write } | Op::Abort { write } => {
                 self.upload(number, seq, write, &request.op, &body);

@@ -10,6 +10,8 @@ pub fn cases() -> Vec<Case> {
         case!(write_read_stat_list_remove),
         case!(binary_and_large_files),
         case!(odd_names),
+        case!(an_archive_is_unpacked),
+        case!(an_archive_leads_nowhere_else),
         case!(only_regular_files_are_read),
         case!(errors_are_typed),
         case!(glob_knows_gitignore),
@@ -69,6 +71,86 @@ async fn binary_and_large_files(ctx: &Ctx) -> CaseResult {
         .filter(|f| f.name.starts_with(".forkyard"))
         .count();
     ensure_eq!(left, 0);
+    Ok(())
+}
+
+/// Entries: path, content of a file or `->` and the target of a link; executable if the path ends in `.sh`.
+fn archive(entries: &[(&str, &str)]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut put = |name: &str, kind: u8, data: &str, target: &str| {
+        let mut h = [0_u8; 512];
+        h[..name.len().min(100)].copy_from_slice(&name.as_bytes()[..name.len().min(100)]);
+        h[100..107].copy_from_slice(if name.ends_with(".sh") { b"0000755" } else { b"0000644" });
+        h[124..135].copy_from_slice(format!("{:011o}", data.len()).as_bytes());
+        h[156] = kind;
+        h[157..157 + target.len()].copy_from_slice(target.as_bytes());
+        out.extend(h);
+        out.extend(data.as_bytes());
+        out.resize(out.len().next_multiple_of(512), 0);
+    };
+    for (name, data) in entries {
+        if name.len() > 100 {
+            let rest = name.len() + " path=\n".len();
+            let length = (rest..).find(|n| *n == rest + n.to_string().len()).unwrap_or(rest);
+            put("pax", b'x', &format!("{length} path={name}\n"), "");
+        }
+        match data.strip_prefix("->") {
+            Some(target) => put(name, b'2', "", target),
+            None => put(name, b'0', data, ""),
+        }
+    }
+    out.resize(out.len() + 1024, 0);
+    out
+}
+
+async fn an_archive_is_unpacked(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    let long = format!("{}/{}", "d".repeat(150), "f".repeat(200));
+    let big = "0123456789".repeat(100_000);
+    sh(&sandbox, "mkdir -p to/was-a-dir/x; echo old > to/a; ln -s /etc to/was-a-link; echo kept > to/kept")
+        .await?;
+    let entries = [
+        ("a", "new\n"),
+        ("empty", ""),
+        ("sub/run.sh", "#!/bin/sh\necho run\n"),
+        ("sub/link", "->../a"),
+        (long.as_str(), "long"),
+        ("sp ace\nline", "odd"),
+        ("big", big.as_str()),
+        ("was-a-dir", "file now\n"),
+        ("was-a-link/inside", "dir now\n"),
+    ];
+    sandbox.unpack("to", &mut &archive(&entries)[..]).await?;
+    ensure_eq!(
+        sh(&sandbox, "cd to; cat a kept sub/link was-a-dir was-a-link/inside; sub/run.sh; stat -c %s empty; cmp /etc/inside a 2>/dev/null || echo safe")
+            .await?
+            .out,
+        "new\nkept\nnew\nfile now\ndir now\nrun\n0\nsafe\n"
+    );
+    ensure_eq!(sandbox.read_file(&format!("to/{long}"), 0, 10).await?, "long");
+    ensure_eq!(sandbox.read_file("to/sp ace\nline", 0, 10).await?, "odd");
+    ensure!(
+        sandbox.read_file("to/big", 0, u64::MAX).await? == big.as_bytes(),
+        "a large file came out changed"
+    );
+    let whole = archive(&entries);
+    for cut in [0, 100, 600, whole.len() - 1024] {
+        let e = sandbox.unpack("cut", &mut &whole[..cut]).await.err();
+        ensure_eq!(e.map(|e| e.kind), Some(ErrorKind::Invalid));
+    }
+    Ok(())
+}
+
+async fn an_archive_leads_nowhere_else(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    for name in ["../out", "/tmp/out", "a/../../out", "a//b", "./a", "a/", ""] {
+        let e = sandbox.unpack("to", &mut &archive(&[(name, "x")])[..]).await.err();
+        ensure_eq!((name, e.map(|e| e.kind)), (name, Some(ErrorKind::Invalid)));
+    }
+    // A link that the archive itself brought is not followed.
+    let entries = [("up", "->/tmp"), ("up/out", "x")];
+    sandbox.unpack("to", &mut &archive(&entries)[..]).await?;
+    ensure_eq!(sh(&sandbox, "ls /tmp; cat to/up/out").await?.out, "x");
     Ok(())
 }
 

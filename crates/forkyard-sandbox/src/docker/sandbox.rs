@@ -189,6 +189,9 @@ impl Sandbox for DockerSandbox {
     ) -> Result<u64> {
         self.guest().await?.write_file_from(path, data, mode).await
     }
+    async fn unpack(&self, dir: &str, archive: &mut (dyn AsyncRead + Send + Unpin)) -> Result<u64> {
+        self.guest().await?.unpack(dir, archive).await
+    }
     async fn stat(&self, path: &str) -> Result<FileInfo> {
         self.guest().await?.stat(path).await
     }

@@ -92,16 +92,15 @@ impl GuestClient {
         data: &mut (dyn AsyncRead + Send + Unpin),
         mode: Option<u32>,
     ) -> Result<u64> {
-        self.write_parts(path, data, mode).await.map_err(of_path)
+        self.upload(Op::WriteBegin { path: path.into(), mode }, path, data).await.map_err(of_path)
     }
 
-    async fn write_parts(
-        &self,
-        path: &str,
-        data: &mut (dyn AsyncRead + Send + Unpin),
-        mode: Option<u32>,
-    ) -> Result<u64> {
-        let mut begun = self.send(Op::WriteBegin { path: path.into(), mode }, &[]).await?;
+    pub async fn unpack(&self, dir: &str, archive: &mut (dyn AsyncRead + Send + Unpin)) -> Result<u64> {
+        self.upload(Op::UnpackBegin { dir: dir.into() }, dir, archive).await.map_err(of_path)
+    }
+
+    async fn upload(&self, begin: Op, path: &str, data: &mut (dyn AsyncRead + Send + Unpin)) -> Result<u64> {
+        let mut begun = self.send(begin, &[]).await?;
         match begun.next().await? {
             (Answer::Done, _) => {}
             (other, _) => return Err(unexpected(&other)),

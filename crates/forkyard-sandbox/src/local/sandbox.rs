@@ -121,6 +121,9 @@ impl Sandbox for LocalSandbox {
     ) -> Result<u64> {
         self.explain(self.guest().await?.write_file_from(path, data, mode).await)
     }
+    async fn unpack(&self, dir: &str, archive: &mut (dyn AsyncRead + Send + Unpin)) -> Result<u64> {
+        self.explain(self.guest().await?.unpack(dir, archive).await)
+    }
     async fn stat(&self, path: &str) -> Result<FileInfo> {
         self.explain(self.guest().await?.stat(path).await)
     }
