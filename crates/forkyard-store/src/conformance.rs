@@ -52,6 +52,7 @@ macro_rules! conformance {
             inbox: commands_wait_in_order, command_keys_are_used_once, messages_wait_for_their_fork,
                 message_keys_are_used_once, inboxes_are_bounded;
             leases: one_holder_at_a_time, an_expired_lease_is_taken_over, tokens_grow, a_released_lease_is_free,
+                the_holder_is_known_while_its_lease_is_valid,
                 renewing_needs_the_lease, claimable_runs_are_those_that_need_a_driver, rivals_get_one_lease,
                 processes_are_forgotten;
             ledger: money_is_set_aside_and_settled, asking_twice_is_asking_once, rivals_never_overshoot,

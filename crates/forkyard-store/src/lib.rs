@@ -95,6 +95,8 @@ pub trait Leases {
     async fn renew(&self, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()>;
     /// Ok if it is not ours any more.
     async fn release(&self, run: &RunId, token: LeaseToken) -> Result<()>;
+    /// Whose lease is valid now. Whoever knows that the holder is gone may release it by its token.
+    async fn holder(&self, run: &RunId) -> Result<Option<Holder>>;
     /// Live runs of the embedded engine that nobody drives and somebody should: not detached, or with a pending command.
     async fn claimable(&self, limit: usize) -> Result<Vec<RunId>>;
 

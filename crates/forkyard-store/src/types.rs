@@ -174,6 +174,13 @@ pub struct Lease {
     pub last_driven: Option<Timestamp>,
 }
 
+/// Who has a run's lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    pub owner: String,
+    pub token: LeaseToken,
+}
+
 /// A live process that shares the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {

@@ -447,6 +447,12 @@ impl Leases for MemStore {
         }
         Ok(())
     }
+    async fn holder(&self, run: &RunId) -> Result<Option<Holder>> {
+        self.with(|d| {
+            let lease = d.runs.get(run).filter(|r| r.is_held()).and_then(|r| r.lease.as_ref());
+            Ok(lease.and_then(|l| Some(Holder { owner: l.owner.clone()?, token: l.token })))
+        })
+    }
     async fn claimable(&self, limit: usize) -> Result<Vec<RunId>> {
         self.with(|d| {
             let free = |r: &RunData| {

@@ -4,6 +4,7 @@
 //! the lease is another's. Everything it has in flight lives in tasks that end with it.
 
 mod driver;
+mod owner;
 mod slots;
 mod tasks;
 mod timers;
@@ -18,7 +19,7 @@ use forkyard_core::spec::{ModelKnown, RunSpec};
 use forkyard_core::view::RunStatus;
 use forkyard_core::{ForkNum, HostId, RunId};
 use forkyard_store::{
-    CreateRun, Created, MessageId, NewCommand, NewMessage, Process, ProcessKind, Store, StoreError,
+    CreateRun, Created, Lease, MessageId, NewCommand, NewMessage, Process, ProcessKind, Store, StoreError,
 };
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -29,6 +30,7 @@ use crate::clock::Clock;
 use crate::{Engine, EngineError, log};
 
 pub use driver::DriveEnd;
+pub use owner::{Owner, is_gone};
 use slots::HostSlots;
 
 /// How often a worker looks for runs that nobody drives, besides when the store says that something changed.
@@ -87,6 +89,8 @@ struct Inner {
     config: EmbeddedConfig,
     slots: HostSlots,
     driving: Mutex<BTreeSet<RunId>>,
+    /// Those of them whose lease this process has.
+    held: Mutex<BTreeSet<RunId>>,
 }
 
 impl Embedded {
@@ -106,6 +110,7 @@ impl Embedded {
             config,
             slots,
             driving: Mutex::default(),
+            held: Mutex::default(),
         }))
     }
 
@@ -119,11 +124,32 @@ impl Embedded {
             return Ok(None);
         }
         let _guard = Driving { inner: &self.0, run };
-        let config = &self.0.config;
-        let Some(lease) = self.0.store.acquire(run, &config.owner, config.lease_ttl).await? else {
-            return Ok(None);
-        };
+        let Some(lease) = self.acquire(run).await? else { return Ok(None) };
+        lock(&self.0.held).insert(run.clone());
         driver::drive(&self.0, run, lease, stop).await.map(Some)
+    }
+
+    /// The lease, if nobody has it, or if whoever has it is known to be gone.
+    async fn acquire(&self, run: &RunId) -> Result<Option<Lease>, EngineError> {
+        let (store, config) = (&self.0.store, &self.0.config);
+        if let Some(lease) = store.acquire(run, &config.owner, config.lease_ttl).await? {
+            return Ok(Some(lease));
+        }
+        match store.holder(run).await? {
+            Some(holder) if is_gone(&holder.owner) => store.release(run, holder.token).await?,
+            Some(_) | None => return Ok(None),
+        }
+        Ok(store.acquire(run, &config.owner, config.lease_ttl).await?)
+    }
+
+    /// Whether this process drives the run at this moment.
+    pub fn is_driving(&self, run: &RunId) -> bool {
+        lock(&self.0.held).contains(run)
+    }
+
+    /// Whether a process that may be alive drives it.
+    pub async fn is_driven(&self, run: &RunId) -> Result<bool, EngineError> {
+        Ok(self.0.store.holder(run).await?.is_some_and(|h| !is_gone(&h.owner)))
     }
 
     /// Takes on whatever nobody else drives, until `stop`.
@@ -200,6 +226,7 @@ struct Driving<'a> {
 
 impl Drop for Driving<'_> {
     fn drop(&mut self) {
+        lock(&self.inner.held).remove(self.run);
         lock(&self.inner.driving).remove(self.run);
     }
 }

@@ -4,5 +4,6 @@ mod agents;
 mod child;
 mod git;
 mod log;
+mod owner;
 mod processes;
 mod sim;

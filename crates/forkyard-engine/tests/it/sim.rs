@@ -60,7 +60,7 @@ fn the_same_seed_does_the_same() {
 #[test]
 fn planted_bugs_are_found() {
     for bug in Bug::ALL {
-        let found = (0..3000).find(|seed| !run_seed(*seed, Some(bug)).violations.is_empty());
+        let found = (0..10_000).find(|seed| !run_seed(*seed, Some(bug)).violations.is_empty());
         assert!(found.is_some(), "{bug:?} was not found");
     }
 }

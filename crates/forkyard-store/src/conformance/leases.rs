@@ -60,6 +60,24 @@ pub async fn a_released_lease_is_free<F: Future<Output = Arc<dyn Store>>>(make: 
     assert!(second.last_driven.is_some());
 }
 
+pub async fn the_holder_is_known_while_its_lease_is_valid<F: Future<Output = Arc<dyn Store>>>(
+    make: impl Fn() -> F,
+) {
+    let store = make().await;
+    let (run, token) = start(&store, "a", 1).await;
+    let holder = store.holder(&run).await.unwrap().unwrap();
+    assert_eq!((holder.owner.as_str(), holder.token), ("driver", token));
+    // Whoever knows that it is gone frees the run by that token, and takes nothing from the next one by it.
+    store.release(&run, holder.token).await.unwrap();
+    assert_eq!(store.holder(&run).await.unwrap(), None);
+    let next = store.acquire(&run, "next", LONG).await.unwrap().unwrap();
+    store.release(&run, holder.token).await.unwrap();
+    assert_eq!(store.holder(&run).await.unwrap().map(|h| h.token), Some(next.token));
+    store.renew(&run, next.token, SHORT).await.unwrap();
+    until("the lease ends", || async { store.holder(&run).await.unwrap().is_none().then_some(()) }).await;
+    assert_eq!(store.holder(&run_id("none")).await.unwrap(), None);
+}
+
 pub async fn renewing_needs_the_lease<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
     let store = make().await;
     let (run, token) = start(&store, "a", 1).await;

@@ -8,7 +8,7 @@ use sqlx::{PgConnection, PgPool};
 use super::batch::Tx;
 use super::log::lock_run;
 use crate::codec::{int, json, rows, run_id, uint};
-use crate::{Lease, LeaseToken, Process, Result, StoreError};
+use crate::{Holder, Lease, LeaseToken, Process, Result, StoreError};
 
 async fn now_ms(conn: &mut PgConnection) -> Result<i64> {
     // Not now(): that is when the transaction began, and it may have waited for the row since.
@@ -78,6 +78,18 @@ pub(super) async fn release(tx: &mut Tx<'_>, run: &RunId, token: LeaseToken) -> 
         tx.touch();
     }
     Ok(())
+}
+
+pub(super) async fn holder(pool: &PgPool, run: &RunId) -> Result<Option<Holder>> {
+    let found: Option<(String, i64)> = sqlx::query_as(
+        "SELECT lease_owner, lease_token FROM runs
+         WHERE id = $1 AND lease_owner IS NOT NULL
+           AND lease_until > (extract(epoch FROM clock_timestamp()) * 1000)::bigint",
+    )
+    .bind(run.as_str())
+    .fetch_optional(pool)
+    .await?;
+    Ok(found.map(|(owner, token)| Holder { owner, token: uint(token) }))
 }
 
 pub(super) async fn claimable(pool: &PgPool, limit: usize) -> Result<Vec<RunId>> {

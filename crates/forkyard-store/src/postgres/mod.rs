@@ -176,6 +176,9 @@ impl Leases for PostgresStore {
             .write(run, move |tx| Box::pin(async move { leases::release(tx, &of, token).await }))
             .await
     }
+    async fn holder(&self, run: &RunId) -> Result<Option<Holder>> {
+        leases::holder(&self.pool, run).await
+    }
     async fn claimable(&self, limit: usize) -> Result<Vec<RunId>> {
         leases::claimable(&self.pool, limit).await
     }

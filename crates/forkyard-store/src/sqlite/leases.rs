@@ -1,13 +1,13 @@
 use std::time::Duration;
 
 use forkyard_core::{RunId, Timestamp};
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, OptionalExtension, params};
 
 use super::clock::Clock;
 use super::log::run_row;
 use super::writer::Tx;
 use crate::codec::{int, json, rows, run_id, uint};
-use crate::{Lease, LeaseToken, Process, Result, StoreError};
+use crate::{Holder, Lease, LeaseToken, Process, Result, StoreError};
 
 pub(super) fn acquire(
     tx: &Tx<'_>,
@@ -56,6 +56,19 @@ pub(super) fn release(tx: &Tx<'_>, run: &RunId, token: LeaseToken) -> Result<()>
         tx.touch(run);
     }
     Ok(())
+}
+
+pub(super) fn holder(conn: &Connection, clock: &Clock, run: &RunId) -> Result<Option<Holder>> {
+    let mut select = conn.prepare_cached(
+        "SELECT lease_owner, lease_token FROM runs
+         WHERE id = ?1 AND lease_owner IS NOT NULL AND lease_boot = ?2 AND lease_until > ?3",
+    )?;
+    let found = select
+        .query_row(params![run.as_str(), clock.boot, clock.now_ms()], |r| {
+            Ok((r.get(0)?, r.get::<_, i64>(1)?))
+        })
+        .optional()?;
+    Ok(found.map(|(owner, token)| Holder { owner, token: uint(token) }))
 }
 
 pub(super) fn claimable(conn: &Connection, clock: &Clock, limit: usize) -> Result<Vec<RunId>> {

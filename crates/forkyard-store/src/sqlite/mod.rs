@@ -148,6 +148,10 @@ impl Leases for SqliteStore {
         let run = run.clone();
         self.writer.write(move |tx| leases::release(tx, &run, token)).await
     }
+    async fn holder(&self, run: &RunId) -> Result<Option<Holder>> {
+        let (run, clock) = (run.clone(), self.clock.clone());
+        self.readers.read(move |conn| leases::holder(conn, &clock, &run)).await
+    }
     async fn claimable(&self, limit: usize) -> Result<Vec<RunId>> {
         let clock = self.clock.clone();
         self.readers.read(move |conn| leases::claimable(conn, &clock, limit)).await

@@ -157,6 +157,10 @@ impl Leases for SimStore {
         self.enter().await?;
         self.mem.release(run, token).await
     }
+    async fn holder(&self, run: &RunId) -> Result<Option<Holder>> {
+        self.enter().await?;
+        self.mem.holder(run).await
+    }
     async fn claimable(&self, limit: usize) -> Result<Vec<RunId>> {
         self.enter().await?;
         self.mem.claimable(limit).await
