@@ -134,6 +134,7 @@ mod tests {
             from_checkpoint: false,
             captured: vec![],
             edited_tests: vec![],
+            ..Default::default()
         });
         r
     }

@@ -107,6 +107,14 @@ pub struct ForkSpec {
     pub parent: Option<SandboxId>,
 }
 
+/// What a fork's sandbox is made from, before the repository and setup come into it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Start {
+    Root(Root),
+    /// A child of this sandbox, with the files that it has.
+    Parent(SandboxId),
+}
+
 /// How the run's sandboxes are made. Secrets are named here and resolved on the host: their values are never stored.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -244,6 +252,25 @@ impl RunSpec {
         self.verify.is_some() || self.score.is_some()
     }
 
+    pub fn start_of(&self, fork: &ForkSpec) -> Start {
+        match (&fork.parent, &fork.root) {
+            (Some(parent), _) => Start::Parent(parent.clone()),
+            (None, Some(root)) => Start::Root(root.clone()),
+            (None, None) => Start::Root(self.sandbox.root.clone()),
+        }
+    }
+
+    /// What its forks start from, each once, in the order of the forks: the base is prepared for every one of them.
+    pub fn starts(&self) -> Vec<Start> {
+        let mut starts: Vec<Start> = vec![];
+        for start in self.forks.iter().map(|f| self.start_of(f)) {
+            if !starts.contains(&start) {
+                starts.push(start);
+            }
+        }
+        starts
+    }
+
     pub fn validate(&self, model: impl Fn(&str) -> ModelKnown) -> Result<(), InvalidSpec> {
         let mut c = Check(vec![]);
         c.text("repo.source", &self.repo.source, true);
@@ -319,8 +346,16 @@ impl RunSpec {
         c.range("forks", added.len() as u64, 1, u64::from(MAX_FORKS).saturating_sub(total as u64).max(1));
         c.range("forks in all", (total + added.len()) as u64, 1, u64::from(MAX_FORKS));
         let limited = self.budget.run.is_some() || self.budget.fork.is_some();
+        let starts = self.starts();
         for (i, fork) in added.iter().enumerate().take(MAX_FORKS as usize) {
             c.fork(&format!("forks[{i}]"), fork, limited, &model);
+            c.require(
+                starts.contains(&self.start_of(fork)),
+                &format!("forks[{i}].root"),
+                format!("{:?}", self.start_of(fork)),
+                "was not prepared for this run",
+                "name an image, snapshot or sandbox that the run began with, or start another run",
+            );
         }
         c.done()
     }
@@ -409,6 +444,13 @@ impl Check {
         if let Some(n) = &f.name {
             self.text(&format!("{at}.name"), n, true);
         }
+        self.require(
+            f.root.is_none() || f.parent.is_none(),
+            &format!("{at}.root"),
+            format!("{:?}", f.root),
+            "contradicts the sandbox that the fork is to be a child of",
+            "give one of image, snapshot and sandbox",
+        );
         self.list(&format!("{at}.capture"), &f.capture);
         self.limits(&format!("{at}.limits"), &f.limits);
         let field = format!("{at}.model");

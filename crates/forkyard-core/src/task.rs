@@ -178,7 +178,7 @@ impl AgentStop {
 }
 
 /// A result as the host has checked it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collected {
     pub commit: String,
     pub diff: DiffStat,
@@ -187,6 +187,12 @@ pub struct Collected {
     pub captured: Vec<String>,
     /// Test files that were edited though nothing protected them.
     pub edited_tests: Vec<String>,
+    /// Commits that the agent made; what it did not commit is one more on top of them.
+    #[serde(default)]
+    pub commits: u32,
+    /// Why commits that were made inside are not among the result's: their files are.
+    #[serde(default)]
+    pub commits_left_out: Option<String>,
 }
 
 /// What verify and score said.

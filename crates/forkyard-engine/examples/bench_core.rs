@@ -66,6 +66,7 @@ fn good(run: &RunId, task: &Task) -> TaskResult {
             from_checkpoint: false,
             captured: vec![],
             edited_tests: vec![],
+            ..Default::default()
         }),
         TaskKind::Verify => Output::Verified(verdict()),
         TaskKind::Publish => Output::Published { reference: "refs/forkyard/x".into() },

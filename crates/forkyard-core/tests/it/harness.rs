@@ -42,6 +42,7 @@ pub fn collected() -> Collected {
         from_checkpoint: false,
         captured: vec![],
         edited_tests: vec![],
+        ..Default::default()
     }
 }
 

@@ -2,42 +2,161 @@
 
 use std::time::Duration;
 
+use forkyard_core::sandbox::{Labels, Root};
+use forkyard_core::spec::Start;
 use forkyard_core::task::{Base, ErrorClass, Output, TaskError, TaskResult};
-use forkyard_core::{Role, SandboxId, SnapshotId};
-use forkyard_sandbox::{ExecRequest, Sandbox};
+use forkyard_core::{ForkNum, Role, RunId, SandboxId, SnapshotId};
+use forkyard_sandbox::{ErrorKind, ExecRequest, Sandbox, SandboxStatus, TreeEntry};
 
 use super::{Hands, Job, git_error, is_url, now, run_command, sandbox_error};
-use crate::git::{CommitId, Repo};
+use crate::git::{CommitId, GitErrorKind, History, HistoryLimits, Repo, Tree};
 
 /// What setup may take; the task's own limit is above it.
 const SETUP_LIMIT: Duration = Duration::from_secs(45 * 60);
 const UNPACK_LIMIT: Duration = Duration::from_secs(600);
-/// Where the files of the repository wait inside, before they are unpacked.
-const ARCHIVE: &str = "/tmp/forkyard-base.tar";
+/// Between git and the sandbox.
+const ARCHIVE_BUFFER: usize = 1 << 18;
+const GIT_DIR: &str = "/workspace/.git";
+/// Longer than any branch name that is taken.
+const MAX_REF_BYTES: u64 = 4096;
+/// Folders that are made in the place of submodules.
+const MAX_SUBMODULES: usize = 1_000;
+/// Of the repository inside. The name is for commits that the agent makes.
+const CONFIG: &str = "[core]
+\trepositoryformatversion = 0
+\tfilemode = true
+\tbare = false
+\tlogallrefupdates = true
+[gc]
+\tauto = 0
+[user]
+\tname = forkyard
+\temail = forkyard@localhost
+";
+
+/// The commit that a run starts from, as it comes into sandboxes.
+struct Checkout {
+    repo: Repo,
+    commit: CommitId,
+    branch: String,
+    tree: Tree,
+    /// None: it could not be had (a partial clone, say); sandboxes then know of one commit alone.
+    history: Option<History>,
+}
 
 impl Hands {
+    /// Once for each of the starts that the run's forks ask for, one after the other in the sandbox of the same name: whatever
+    /// happens there is one sandbox to clean up, and its run knows of it.
     pub(super) async fn prepare_base(&self, job: &Job, id: &SandboxId) -> TaskResult {
         let (repo, commit, branch) = self.resolve(job).await?;
-        let snapshot = SnapshotId::new(format!("{}base", job.run))
-            .map_err(|e| TaskError::new(ErrorClass::Permanent, e.to_string()))?;
-        let base =
-            Base { commit: commit.to_string(), branch, snapshot: snapshot.clone(), host: self.host.clone() };
-        let provider = self.provider(job)?;
-        let done = provider.snapshots().await.map_err(sandbox_error)?.iter().any(|s| s.id == snapshot);
-        if done {
-            return Ok(Output::Base(base));
+        let base = Base {
+            commit: commit.to_string(),
+            branch: branch.clone(),
+            snapshot: base_id(&job.run, 0)?,
+            host: self.host.clone(),
+        };
+        let starts = job.spec.starts();
+        let known = self.provider(job)?.snapshots().await.map_err(sandbox_error)?;
+        let mut checkout = None;
+        for (n, start) in starts.iter().enumerate() {
+            let snapshot = base_id(&job.run, n)?;
+            if known.iter().any(|s| s.id == snapshot) {
+                continue;
+            }
+            let checkout = match &mut checkout {
+                Some(checkout) => checkout,
+                none @ None => none.insert(self.checkout(&repo, &commit, &branch).await?),
+            };
+            self.prepare_start(job, id, start, &snapshot, checkout).await?;
         }
+        Ok(Output::Base(base))
+    }
+
+    async fn checkout(&self, repo: &Repo, commit: &CommitId, branch: &str) -> Result<Checkout, TaskError> {
+        let tree = self.git.tree(repo, commit).await.map_err(git_error)?;
+        let history = match self.git.history(repo, commit, HistoryLimits::default()).await {
+            Ok(history) => Some(history),
+            Err(e) => {
+                tracing::warn!(%commit, "sandboxes get no history: {e}");
+                None
+            }
+        };
+        Ok(Checkout { repo: repo.clone(), commit: commit.clone(), branch: branch.into(), tree, history })
+    }
+
+    async fn prepare_start(
+        &self,
+        job: &Job,
+        id: &SandboxId,
+        start: &Start,
+        snapshot: &SnapshotId,
+        checkout: &Checkout,
+    ) -> Result<(), TaskError> {
+        let provider = self.provider(job)?;
         // What an interrupted try left is of unknown completeness.
         provider.destroy(id).await.map_err(sandbox_error)?;
-        let spec = self.sandbox_spec(job, job.spec.sandbox.root.clone(), Role::Base);
+        let (root, frozen) = match start {
+            Start::Root(root) => (root.clone(), None),
+            Start::Parent(parent) => {
+                let frozen = self.freeze(job, parent, snapshot).await?;
+                (Root::Snapshot(frozen.clone()), Some(frozen))
+            }
+        };
+        let spec = self.sandbox_spec(job, root, Role::Base);
         let labels = spec.labels.clone();
         let sandbox = provider.create(id, job.attempt, &spec).await.map_err(sandbox_error)?;
-        self.check_out(&*sandbox, &repo, &commit, &base.branch).await?;
+        // A sandbox that has files already is what somebody wants to go on from.
+        if frozen.is_none() || is_empty(&*sandbox).await? {
+            self.check_out(&*sandbox, checkout).await?;
+        }
         if let Some(setup) = &job.spec.setup {
             self.set_up(&*sandbox, setup).await?;
         }
-        sandbox.snapshot(&snapshot, &labels).await.map_err(sandbox_error)?;
-        Ok(Output::Base(base))
+        sandbox.snapshot(snapshot, &labels).await.map_err(sandbox_error)?;
+        if let Some(frozen) = frozen {
+            provider.remove_snapshot(&frozen).await.map_err(sandbox_error)?;
+        }
+        Ok(())
+    }
+
+    /// The files of a sandbox as they are now. It goes on as it was: nothing in it is changed, and it keeps its attempt.
+    async fn freeze(
+        &self,
+        job: &Job,
+        parent: &SandboxId,
+        base: &SnapshotId,
+    ) -> Result<SnapshotId, TaskError> {
+        let permanent = |why: String| TaskError::new(ErrorClass::Permanent, why);
+        let frozen = SnapshotId::new(format!("{base}from")).map_err(|e| permanent(e.to_string()))?;
+        let provider = self.provider(job)?;
+        let all = provider.list(&Labels::new()).await.map_err(sandbox_error)?;
+        let Some(info) = all.into_iter().find(|s| s.id == *parent) else {
+            return Err(permanent(format!(
+                "there is no sandbox {parent}: `forkyard sandbox list` shows them"
+            )));
+        };
+        match info.status {
+            SandboxStatus::Running => {}
+            SandboxStatus::Paused | SandboxStatus::Stopped | SandboxStatus::Dead => {
+                let fix = "resume or start it first";
+                return Err(permanent(format!("sandbox {parent} is not running ({:?}): {fix}", info.status)));
+            }
+        }
+        let sandbox = provider.attach(parent, info.attempt).await.map_err(sandbox_error)?;
+        let labels = Labels::from([("run".to_string(), job.run.to_string())]);
+        sandbox.snapshot(&frozen, &labels).await.map_err(sandbox_error)?;
+        Ok(frozen)
+    }
+
+    /// The prepared start of a fork; of the run itself, that of its first fork.
+    pub(super) fn base_snapshot(job: &Job, base: &Base) -> Result<SnapshotId, TaskError> {
+        let Some((_, fork)) = &job.fork else { return Ok(base.snapshot.clone()) };
+        let start = job.spec.start_of(fork);
+        match job.spec.starts().iter().position(|s| *s == start) {
+            Some(0) => Ok(base.snapshot.clone()),
+            Some(n) => base_id(&job.run, n),
+            None => Err(TaskError::new(ErrorClass::Permanent, format!("{start:?} was not prepared"))),
+        }
     }
 
     pub(super) async fn set_up(&self, sandbox: &dyn Sandbox, setup: &str) -> Result<(), TaskError> {
@@ -74,34 +193,79 @@ impl Hands {
         Ok((repo, commit, branch))
     }
 
-    /// The commit's files in /workspace, and, where the image has a git, a repository around them.
-    async fn check_out(
+    /// The commit's files in /workspace, and a repository around them.
+    async fn check_out(&self, sandbox: &dyn Sandbox, checkout: &Checkout) -> Result<(), TaskError> {
+        let Checkout { repo, tree, .. } = checkout;
+        self.unpack(sandbox, repo, &tree.entries).await?;
+        for path in tree.submodules.iter().take(MAX_SUBMODULES) {
+            sandbox.make_dir(&format!("/workspace/{path}")).await.map_err(sandbox_error)?;
+        }
+        match &checkout.history {
+            Some(history) => self.write_git(sandbox, checkout, history).await,
+            None => self.init_git(sandbox, &checkout.branch).await,
+        }
+    }
+
+    /// Files of a commit into /workspace, in the place of whatever is there under their names.
+    pub(super) async fn unpack(
         &self,
         sandbox: &dyn Sandbox,
         repo: &Repo,
-        commit: &CommitId,
-        branch: &str,
+        entries: &[TreeEntry],
     ) -> Result<(), TaskError> {
-        let tree = self.git.tree(repo, commit).await.map_err(git_error)?;
-        let (mut write, mut read) = tokio::io::duplex(1 << 18);
-        let archive = async {
-            let done = self.git.archive(repo, &tree.entries, now().0 / 1000, &mut write).await;
+        let (mut write, mut read) = tokio::io::duplex(ARCHIVE_BUFFER);
+        let archive = async move {
+            let done = self.git.archive(repo, entries, now().0 / 1000, &mut write).await;
             drop(write);
             done
         };
-        let (archived, written) =
-            tokio::join!(archive, sandbox.write_file_from(ARCHIVE, &mut read, Some(0o600)));
-        archived.map_err(git_error)?;
-        written.map_err(sandbox_error)?;
-        let unpack = format!("set -e; mkdir -p /workspace; tar -xf {ARCHIVE} -C /workspace; rm -f {ARCHIVE}");
-        let (code, _, output) = run_command(sandbox, &unpack, UNPACK_LIMIT).await?;
-        if code != 0 {
-            return Err(TaskError::new(
-                ErrorClass::Permanent,
-                format!("the files could not be unpacked: {output}"),
-            ));
+        // Each lets go of its end when it is done, so that neither waits for the other for ever.
+        let unpack = async move {
+            let done = sandbox.unpack("/workspace", &mut read).await;
+            drop(read);
+            done
+        };
+        let (archived, unpacked) = tokio::join!(archive, unpack);
+        // Git's failure is the reason of an archive that ends early; of a sandbox's, git sees a closed pipe.
+        match (archived, unpacked) {
+            (Err(e), Ok(_)) => Err(git_error(e)),
+            (Err(e), Err(s)) if s.kind == ErrorKind::Invalid && e.kind != GitErrorKind::Unavailable => {
+                Err(git_error(e))
+            }
+            (_, Err(s)) => Err(sandbox_error(s)),
+            (Ok(()), Ok(_)) => Ok(()),
         }
-        self.init_git(sandbox, branch).await
+    }
+
+    /// A repository written file by file: no git of the image is needed for it, and nothing in it points outside.
+    async fn write_git(
+        &self,
+        sandbox: &dyn Sandbox,
+        checkout: &Checkout,
+        history: &History,
+    ) -> Result<(), TaskError> {
+        let put = async |name: &str, text: String| {
+            sandbox.write_file(&format!("{GIT_DIR}/{name}"), text.into(), None).await.map_err(sandbox_error)
+        };
+        let io = |e: std::io::Error| TaskError::new(ErrorClass::Transient, format!("history: {e}"));
+        for (path, end) in [(&history.pack, "pack"), (&history.index, "idx")] {
+            let mut file = tokio::fs::File::open(path).await.map_err(io)?;
+            let to = format!("{GIT_DIR}/objects/pack/pack-{}.{end}", checkout.commit);
+            sandbox.write_file_from(&to, &mut file, Some(0o444)).await.map_err(sandbox_error)?;
+        }
+        if !history.shallow.is_empty() {
+            put("shallow", history.shallow.iter().map(|c| format!("{c}\n")).collect()).await?;
+        }
+        put("config", CONFIG.into()).await?;
+        put(&format!("refs/heads/{}", checkout.branch), format!("{}\n", checkout.commit)).await?;
+        put("HEAD", format!("ref: refs/heads/{}\n", checkout.branch)).await?;
+        // With what git itself knows of the files, a fork's first `git status` need not read them all. Where there is no git,
+        // there is nobody to profit.
+        let reset = ExecRequest::new(["git", "reset", "--quiet", "--mixed"]).timeout(UNPACK_LIMIT);
+        if let Ok(exec) = sandbox.exec(reset).await {
+            let _ = exec.output().await;
+        }
+        Ok(())
     }
 
     /// An image without git is no error: the agent then works without one, and Forkyard needs none.
@@ -133,5 +297,41 @@ git config user.email forkyard@localhost
     pub(super) async fn create(&self, job: &Job, id: &SandboxId, base: &Base) -> TaskResult {
         self.create_work(job, id, base).await?;
         Ok(Output::Created { host: self.host.clone() })
+    }
+}
+
+/// A fork works on a branch of its own, if its repository is the one that was written for the base.
+pub(super) async fn own_branch(sandbox: &dyn Sandbox, job: &Job, base: &Base) -> Result<(), TaskError> {
+    let head = format!("ref: refs/heads/{}", base.branch);
+    for (name, expected) in [("HEAD", &head), (&format!("refs/heads/{}", base.branch), &base.commit)] {
+        match sandbox.read_file(&format!("{GIT_DIR}/{name}"), 0, MAX_REF_BYTES).await {
+            Ok(text) if text.trim_ascii_end() == expected.as_bytes() => {}
+            Ok(_) | Err(_) => return Ok(()),
+        }
+    }
+    let branch = format!("refs/heads/{}", branch_name(&job.run, Hands::fork(job)));
+    let put = async |name: &str, text: String| {
+        sandbox.write_file(&format!("{GIT_DIR}/{name}"), text.into(), None).await.map_err(sandbox_error)
+    };
+    put(&branch, format!("{}\n", base.commit)).await?;
+    put("HEAD", format!("ref: {branch}\n")).await
+}
+
+/// The branch of a fork, inside its sandbox and where its result is applied.
+pub fn branch_name(run: &RunId, fork: ForkNum) -> String {
+    format!("forkyard/{run}-{fork}")
+}
+
+/// The snapshot of a run's `n`th start.
+fn base_id(run: &RunId, n: usize) -> Result<SnapshotId, TaskError> {
+    let name = if n == 0 { format!("{run}base") } else { format!("{run}base{n}") };
+    SnapshotId::new(name).map_err(|e| TaskError::new(ErrorClass::Permanent, e.to_string()))
+}
+
+async fn is_empty(sandbox: &dyn Sandbox) -> Result<bool, TaskError> {
+    match sandbox.list_files("/workspace").await {
+        Ok(files) => Ok(files.is_empty()),
+        Err(e) if e.kind == ErrorKind::NotFound => Ok(true),
+        Err(e) => Err(sandbox_error(e)),
     }
 }

@@ -11,6 +11,7 @@ use forkyard_core::{ForkNum, Role, RunId, SandboxId, SnapshotId};
 use forkyard_sandbox::{ErrorKind, Sandbox, WorkDiff};
 use forkyard_store::Store;
 
+use super::base::own_branch;
 use super::{Hands, Job, run_command, sandbox_error, store_error};
 use crate::git::tar;
 use crate::ports::{checkpoint_key, decode_work};
@@ -44,6 +45,9 @@ impl Hands {
         let kept = if start.work.is_some() { "work" } else { "full" };
         spec.labels.insert(KEPT.into(), kept.into());
         let sandbox = self.provider(job)?.create(id, job.attempt, &spec).await.map_err(sandbox_error)?;
+        if start.position == 0 || start.work.is_some() {
+            own_branch(&*sandbox, job, base).await?;
+        }
         if let Some(work) = &start.work {
             restore(&*sandbox, work).await?;
         }
@@ -51,7 +55,7 @@ impl Hands {
     }
 
     async fn start(&self, job: &Job, base: &Base) -> Result<Start, TaskError> {
-        let from_base = Start { root: base.snapshot.clone(), position: 0, work: None };
+        let from_base = Start { root: Self::base_snapshot(job, base)?, position: 0, work: None };
         let Some((fork, _)) = &job.fork else { return Ok(from_base) };
         let entries = read(&*self.store, &job.run, *fork).await?;
         let held = forkyard_agent::checkpoints(&entries);

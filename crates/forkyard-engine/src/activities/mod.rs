@@ -22,13 +22,14 @@ use forkyard_core::{ForkNum, HostId, Millis, Role, RunId, SandboxId, Timestamp};
 use forkyard_sandbox::{ErrorKind, ExecRequest, Provider, Sandbox, SandboxError};
 use forkyard_store::{Store, StoreError};
 
+pub use base::branch_name;
+pub use collect::captured_key;
+
 use crate::activity::{Activities, Job};
 use crate::git::{Git, GitError, Repo};
 use crate::models::Models;
 use crate::ports::Onlooker;
 use crate::sweep::{Found, Yard};
-
-pub use collect::captured_key;
 
 /// A sandbox lives at least as long as its fork, and then long enough to be collected from.
 const LIFETIME_SLACK: Millis = Millis::minutes(30);

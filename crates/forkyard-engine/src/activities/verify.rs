@@ -5,18 +5,17 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forkyard_core::sandbox::Root;
+use forkyard_core::spec::Start;
 use forkyard_core::task::{Base, ErrorClass, Output, TaskError, TaskResult, Verdict};
 use forkyard_core::{Role, SandboxId};
-use forkyard_sandbox::{GlobRequest, Sandbox};
+use forkyard_sandbox::{ErrorKind, GitExport, GlobRequest, Sandbox, TreeEntry};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 
 use super::{Hands, Job, git_error, run_command, sandbox_error, tail};
-use crate::git::{ChangeKind, CommitId};
+use crate::git::{ChangeKind, CommitId, FileChange, Repo, WorkLimits};
 
 /// Of verify and of score, each; the task's own limit is above their sum.
 const JUDGE_LIMIT: Duration = Duration::from_secs(14 * 60);
-/// Largest file of a result.
-const MAX_FILE_BYTES: u64 = 256 << 20;
 /// Files that may match a protected path.
 const MAX_PROTECTED: usize = 100_000;
 
@@ -31,7 +30,10 @@ impl Hands {
         let sandbox = self.fresh(job, id, base).await?;
         let (base_commit, commit) =
             (CommitId::new(&base.commit).map_err(git_error)?, CommitId::new(commit).map_err(git_error)?);
-        self.put(job, &*sandbox, &base_commit, &commit).await?;
+        match job.fork.as_ref().map(|(_, fork)| job.spec.start_of(fork)) {
+            Some(Start::Parent(_)) => self.make_equal(job, &*sandbox, &commit).await?,
+            Some(Start::Root(_)) | None => self.put(job, &*sandbox, &base_commit, &commit).await?,
+        }
         if let Some(setup) = &job.spec.setup {
             // The result may have broken it: that is a verdict, not an error of ours.
             if let Err(e) = self.set_up(&*sandbox, setup).await {
@@ -39,7 +41,7 @@ impl Hands {
                 return Ok(Output::Verified(verdict));
             }
         }
-        self.protect(job, &*sandbox, &base_commit).await?;
+        self.protect(job, &*sandbox, &base_commit, &commit).await?;
         let verdict = self.judge(job, &*sandbox).await?;
         Ok(Output::Verified(verdict))
     }
@@ -53,7 +55,7 @@ impl Hands {
     ) -> Result<std::sync::Arc<dyn Sandbox>, TaskError> {
         let provider = self.provider(job)?;
         provider.destroy(id).await.map_err(sandbox_error)?;
-        let spec = self.sandbox_spec(job, Root::Snapshot(base.snapshot.clone()), Role::Verify);
+        let spec = self.sandbox_spec(job, Root::Snapshot(Self::base_snapshot(job, base)?), Role::Verify);
         provider.create(id, job.attempt, &spec).await.map_err(sandbox_error)
     }
 
@@ -67,37 +69,62 @@ impl Hands {
     ) -> Result<(), TaskError> {
         let repo = self.repo(job).await?;
         let diff = self.git.diff(&repo, base, commit).await.map_err(git_error)?;
-        for file in diff.files {
-            let path = format!("/workspace/{}", file.path);
-            match file.kind {
-                ChangeKind::Deleted => sandbox.remove(&path, true).await.map_err(sandbox_error)?,
-                ChangeKind::Added | ChangeKind::Modified | ChangeKind::TypeChanged => {
-                    self.write(&repo, commit, &file.path, file.new_mode, sandbox).await?;
-                }
-            }
+        let (gone, new): (Vec<&FileChange>, Vec<&FileChange>) =
+            diff.files.iter().partition(|f| f.kind == ChangeKind::Deleted);
+        // What goes makes room for what comes: a file in the place of a folder, say.
+        for file in gone {
+            remove(sandbox, &file.path).await?;
         }
-        Ok(())
+        let new: BTreeSet<&str> = new.iter().map(|f| f.path.as_str()).collect();
+        self.put_files(sandbox, &repo, commit, |path| new.contains(path)).await
     }
 
-    async fn write(
+    async fn put_files(
         &self,
-        repo: &crate::git::Repo,
-        commit: &CommitId,
-        path: &str,
-        mode: u32,
         sandbox: &dyn Sandbox,
+        repo: &Repo,
+        commit: &CommitId,
+        wanted: impl Fn(&str) -> bool,
     ) -> Result<(), TaskError> {
-        // A link is not followed, neither here nor there: judges see a result without it.
-        let Some(data) = self.git.file(repo, commit, path, MAX_FILE_BYTES).await.map_err(git_error)? else {
-            return Ok(());
+        let mut entries = self.git.tree(repo, commit).await.map_err(git_error)?.entries;
+        entries.retain(|e| wanted(&e.path));
+        self.unpack(sandbox, repo, &entries).await
+    }
+
+    /// The same where the sandbox did not begin as the base: every file that is not ignored becomes that of the result.
+    async fn make_equal(&self, job: &Job, sandbox: &dyn Sandbox, commit: &CommitId) -> Result<(), TaskError> {
+        let repo = self.repo(job).await?;
+        let tree = self.git.tree(&repo, commit).await.map_err(git_error)?;
+        let limits = WorkLimits::default();
+        let export = GitExport {
+            repo: None,
+            base: tree.entries.clone(),
+            max_bytes: limits.max_bytes,
+            max_files: limits.max_files as u64,
         };
-        let at = format!("/workspace/{path}");
-        let mode = if mode == 0o100_755 { 0o755 } else { 0o644 };
-        sandbox.write_file(&at, data.into(), Some(mode)).await.map_err(sandbox_error)
+        let other = sandbox.git_export(export).await.map_err(sandbox_error)?;
+        let wrong: BTreeSet<&str> = other
+            .changed
+            .iter()
+            .map(|f| f.path.as_str())
+            .chain(other.deleted.iter().map(String::as_str))
+            .collect();
+        for path in &wrong {
+            remove(sandbox, path).await?;
+        }
+        let missing: Vec<TreeEntry> =
+            tree.entries.iter().filter(|e| wrong.contains(e.path.as_str())).cloned().collect();
+        self.unpack(sandbox, &repo, &missing).await
     }
 
     /// Protected paths are made equal to the base: changed and deleted ones restored, added ones removed.
-    async fn protect(&self, job: &Job, sandbox: &dyn Sandbox, base: &CommitId) -> Result<(), TaskError> {
+    async fn protect(
+        &self,
+        job: &Job,
+        sandbox: &dyn Sandbox,
+        base: &CommitId,
+        commit: &CommitId,
+    ) -> Result<(), TaskError> {
         if job.spec.protect.is_empty() {
             return Ok(());
         }
@@ -106,18 +133,21 @@ impl Hands {
         let tree = self.git.tree(&repo, base).await.map_err(git_error)?;
         let wanted: BTreeSet<&str> =
             tree.entries.iter().map(|e| e.path.as_str()).filter(|p| globs.is_match(p)).collect();
+        // What the result ignores was committed by force, and no search would show it.
+        for e in self.git.tree(&repo, commit).await.map_err(git_error)?.entries {
+            if globs.is_match(&e.path) && !wanted.contains(e.path.as_str()) {
+                remove(sandbox, &e.path).await?;
+            }
+        }
         for pattern in &job.spec.protect {
             let request = GlobRequest { pattern: pattern.clone(), path: None, max: MAX_PROTECTED };
             for found in sandbox.glob(request).await.map_err(sandbox_error)? {
                 if !wanted.contains(found.as_str()) {
-                    sandbox.remove(&format!("/workspace/{found}"), true).await.map_err(sandbox_error)?;
+                    remove(sandbox, &found).await?;
                 }
             }
         }
-        for e in tree.entries.iter().filter(|e| wanted.contains(e.path.as_str())) {
-            self.write(&repo, base, &e.path, e.mode, sandbox).await?;
-        }
-        Ok(())
+        self.put_files(sandbox, &repo, base, |path| wanted.contains(path)).await
     }
 
     async fn judge(&self, job: &Job, sandbox: &dyn Sandbox) -> Result<Verdict, TaskError> {
@@ -140,7 +170,14 @@ impl Hands {
     }
 }
 
-fn globs(patterns: &[String]) -> Result<GlobSet, TaskError> {
+async fn remove(sandbox: &dyn Sandbox, path: &str) -> Result<(), TaskError> {
+    match sandbox.remove(&format!("/workspace/{path}"), true).await {
+        Err(e) if e.kind != ErrorKind::NotFound => Err(sandbox_error(e)),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+pub(super) fn globs(patterns: &[String]) -> Result<GlobSet, TaskError> {
     let mut set = GlobSetBuilder::new();
     let bad = |e: globset::Error| TaskError::new(ErrorClass::Permanent, format!("protect: {e}"));
     for p in patterns {

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, prlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
@@ -94,6 +94,34 @@ pub(super) struct Call {
     stdin: Vec<u8>,
     around: Around,
     max_output: u64,
+    resources: Option<Resources>,
+}
+
+/// What a process that reads hostile data may use of the machine.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Resources {
+    pub memory_bytes: u64,
+    pub file_bytes: u64,
+    pub cpu_s: u64,
+}
+
+impl Resources {
+    /// For data that is bounded before it is unpacked, and not after.
+    pub const QUARANTINE: Resources = Resources { memory_bytes: 1 << 30, file_bytes: 256 << 20, cpu_s: 60 };
+
+    /// Set from outside, before the process has read a byte of what it is given.
+    fn set(self, pid: Pid) -> std::io::Result<()> {
+        for (resource, value) in [
+            (Resource::Data, self.memory_bytes),
+            (Resource::Fsize, self.file_bytes),
+            (Resource::Cpu, self.cpu_s),
+            (Resource::Core, 0),
+        ] {
+            let limit = Rlimit { current: Some(value), maximum: Some(value) };
+            prlimit(Some(pid), resource, limit)?;
+        }
+        Ok(())
+    }
 }
 
 pub(super) fn git<I: Into<OsString>>(args: impl IntoIterator<Item = I>) -> Call {
@@ -105,6 +133,7 @@ pub(super) fn git<I: Into<OsString>>(args: impl IntoIterator<Item = I>) -> Call 
         stdin: Vec::new(),
         around: Around::Nothing,
         max_output: MAX_OUTPUT_BYTES,
+        resources: None,
     }
 }
 
@@ -135,6 +164,10 @@ impl Call {
     }
     pub fn around(mut self, around: Around) -> Self {
         self.around = around;
+        self
+    }
+    pub fn resources(mut self, resources: Resources) -> Self {
+        self.resources = Some(resources);
         self
     }
     pub fn max_output(mut self, bytes: u64) -> Self {
@@ -312,7 +345,11 @@ impl Git {
             }
         })?;
         let pid = child.id().and_then(|id| Pid::from_raw(id as i32));
-        Ok((child, Group(pid)))
+        let group = Group(pid);
+        if let (Some(resources), Some(pid)) = (call.resources, pid) {
+            resources.set(pid).map_err(io_error)?;
+        }
+        Ok((child, group))
     }
 
     /// Helpers for credentials that the user has configured.

@@ -1,5 +1,6 @@
 //! What a commit changed, from objects alone.
 
+use forkyard_core::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::command::{Call, Git, git};
@@ -67,7 +68,54 @@ fn diff_tree(args: &[&str], base: &CommitId, commit: &CommitId) -> Call {
     .args([base.as_str(), commit.as_str()])
 }
 
+/// What a commit says of itself: hostile text, not made for a terminal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommitInfo {
+    pub id: String,
+    pub author: String,
+    pub at: Timestamp,
+    pub subject: String,
+}
+
 impl Git {
+    /// The commits between two, newest first.
+    pub async fn log(
+        &self,
+        repo: &Repo,
+        base: &CommitId,
+        commit: &CommitId,
+        max: usize,
+    ) -> Result<Vec<CommitInfo>> {
+        let call = git(["rev-list", "--format=%at%x00%an%x00%s", "--encoding=UTF-8"])
+            .arg(format!("--max-count={max}"))
+            .args([commit.as_str(), &format!("^{base}")]);
+        let listed = self.run(self.on_objects(repo, call)).await?.stdout;
+        let text = String::from_utf8_lossy(&listed);
+        let mut commits = vec![];
+        let mut lines = text.split('\n');
+        while let (Some(head), Some(line)) = (lines.next(), lines.next()) {
+            let mut parts = line.splitn(3, '\0');
+            let (Some(id), Some(Ok(at)), Some(author), Some(subject)) = (
+                head.strip_prefix("commit "),
+                parts.next().map(str::parse::<i64>),
+                parts.next(),
+                parts.next(),
+            ) else {
+                return Err(GitError::new(
+                    GitErrorKind::Corrupt,
+                    "git rev-list answered with something else",
+                ));
+            };
+            commits.push(CommitInfo {
+                id: id.into(),
+                author: author.into(),
+                at: Timestamp(u64::try_from(at).unwrap_or(0).saturating_mul(1000)),
+                subject: subject.into(),
+            });
+        }
+        Ok(commits)
+    }
+
     pub async fn diff(&self, repo: &Repo, base: &CommitId, commit: &CommitId) -> Result<DiffSummary> {
         let call = diff_tree(&["-z", "--raw", "--numstat"], base, commit);
         let listed = self.run(self.on_objects(repo, call)).await?.stdout;

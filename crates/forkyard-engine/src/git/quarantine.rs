@@ -1,5 +1,6 @@
-//! From changed files of a sandbox to a commit of a repository: hostile until git has checked every object.
+//! From changed files and commits of a sandbox to commits of a repository: hostile until git has checked every object.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
@@ -7,10 +8,11 @@ use forkyard_core::Timestamp;
 use forkyard_sandbox::WorkDiff;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::command::{Call, Git, git, io_error};
+use super::command::{Call, Git, Resources, git, io_error};
 use super::error::{GitError, GitErrorKind, Result};
 use super::names::{CommitId, check_path};
 use super::repo::Repo;
+use super::tree::{Tree, list_tree};
 
 /// Bounds of one fork's work.
 #[derive(Debug, Clone, Copy)]
@@ -35,8 +37,34 @@ pub struct WorkCommit {
     pub at: Timestamp,
 }
 
+/// Bounds of commits that were made inside. More than this, and the work comes home as files alone.
+#[derive(Debug, Clone, Copy)]
+pub struct CommitLimits {
+    pub max_pack_bytes: u64,
+    pub max_commits: usize,
+    pub max_objects: usize,
+    /// Of all objects, unpacked.
+    pub max_bytes: u64,
+}
+
+impl Default for CommitLimits {
+    /// What a day of small commits makes, many times over.
+    fn default() -> Self {
+        CommitLimits {
+            max_pack_bytes: 64 << 20,
+            max_commits: 1_000,
+            max_objects: 100_000,
+            max_bytes: 512 << 20,
+        }
+    }
+}
+
+/// Git holds commits and trees in memory as a whole; no real one is nearly as large.
+const MAX_COMMIT_BYTES: u64 = 1 << 20;
+const MAX_TREE_BYTES: u64 = 16 << 20;
+
 /// A repository that is removed with all that is in it.
-struct Scratch(PathBuf);
+pub(super) struct Scratch(pub(super) PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
@@ -44,7 +72,24 @@ impl Drop for Scratch {
     }
 }
 
+/// A scratch repository that borrows the objects of a real one. What comes from a sandbox is put together here and leaves only
+/// as a pack in which git has checked every object.
+pub struct Quarantine<'a> {
+    git: &'a Git,
+    repo: &'a Repo,
+    base: &'a CommitId,
+    /// What the work is put on: the base, or the last commit that was made inside.
+    tip: CommitId,
+    commits: usize,
+    scratch: Scratch,
+}
+
 impl Git {
+    pub async fn quarantine<'a>(&'a self, repo: &'a Repo, base: &'a CommitId) -> Result<Quarantine<'a>> {
+        let scratch = self.scratch().await?;
+        Ok(Quarantine { git: self, repo, base, tip: base.clone(), commits: 0, scratch })
+    }
+
     /// Makes a commit of `work` on top of `base` and brings its objects into `repo`. It has no ref yet: see [`Git::keep`].
     /// The base itself is the answer where nothing differs.
     pub async fn commit_work(
@@ -59,40 +104,156 @@ impl Git {
         if work.changed.is_empty() && work.deleted.is_empty() {
             return Ok(base.clone());
         }
-        let scratch = self.scratch().await?;
-        let inside = |call: Call| {
-            call.env("GIT_DIR", &scratch.0)
-                .env("GIT_ALTERNATE_OBJECT_DIRECTORIES", quoted(&repo.objects()))
-                .cwd(&scratch.0)
-        };
-        self.import(
-            inside(git(["fast-import", "--quiet", "--done", "--date-format=raw"])),
-            base,
-            work,
-            about,
-        )
-        .await?;
-        let parse = git(["rev-parse", "refs/heads/work^{commit}", "refs/heads/work^{tree}"])
-            .arg(format!("{base}^{{tree}}"));
-        let answer = self.run(inside(parse)).await?.text();
-        let [commit, tree, base_tree] = answer.lines().collect::<Vec<_>>()[..] else {
-            return Err(GitError::new(GitErrorKind::Corrupt, "git rev-parse answered with something else"));
-        };
-        if tree == base_tree {
-            return Ok(base.clone());
-        }
-        let commit = CommitId::new(commit)?;
-        let wanted = format!("{commit}\n^{base}\n");
-        let pack = self
-            .run(inside(git(["pack-objects", "--revs", "--stdout", "--quiet"])).stdin(wanted))
-            .await?
-            .stdout;
-        // Checked where it is: a pack that is refused leaves its remains behind.
-        self.index_pack(inside, pack.clone()).await?;
-        self.take_pack(repo, pack).await?;
-        Ok(commit)
+        self.quarantine(repo, base).await?.commit(work, about, limits).await
+    }
+}
+
+impl Quarantine<'_> {
+    /// Commits that were taken from inside.
+    pub fn commits(&self) -> usize {
+        self.commits
     }
 
+    fn inside(&self, call: Call) -> Call {
+        let call = call
+            .env("GIT_DIR", &self.scratch.0)
+            .env("GIT_ALTERNATE_OBJECT_DIRECTORIES", quoted(&self.repo.objects()))
+            .cwd(&self.scratch.0);
+        self.git.with_shallow(self.repo, call)
+    }
+
+    /// Takes commits that lead from the base to `head` out of a pack that a sandbox made. Nothing about them is believed: the
+    /// pack is bounded, checked object by object, and holds every commit that the base does not have. After an error the
+    /// quarantine is of no use any more.
+    pub async fn take_commits(&mut self, head: &CommitId, pack: Vec<u8>, limits: CommitLimits) -> Result<()> {
+        if pack.len() as u64 > limits.max_pack_bytes {
+            return Err(too_large(format!("the pack has {} bytes", pack.len())));
+        }
+        // Large blobs are hashed in passing, and whatever else a pack can be made to unfold to meets a limit of the process.
+        let call = git(["index-pack", "--stdin", "--strict", "--threads=1"])
+            .arg(format!("--max-input-size={}", limits.max_pack_bytes))
+            .config("core.bigFileThreshold", "1m")
+            .config("core.deltaBaseCacheLimit", "64m")
+            .resources(Resources::QUARANTINE)
+            .stdin(pack);
+        let taken = self.git.run(self.inside(call)).await;
+        taken.map_err(|e| GitError { kind: GitErrorKind::Corrupt, hint: None, ..e })?;
+        let packed = self.packed_commits(limits).await?;
+        let call = git(["rev-list", "--parents"])
+            .arg(format!("--max-count={}", limits.max_commits + 1))
+            .args([head.as_str(), &format!("^{}", self.base)]);
+        let listed = self.git.run(self.inside(call)).await?.text();
+        let mut on_base = false;
+        let mut commits = 0;
+        for line in listed.lines() {
+            let mut ids = line.split(' ');
+            let id = ids.next().unwrap_or_default();
+            if !packed.contains(id) {
+                return Err(corrupt("it leads to commits that were not made inside"));
+            }
+            on_base |= ids.any(|parent| parent == self.base.as_str());
+            commits += 1;
+        }
+        if commits > limits.max_commits {
+            return Err(too_large(format!("there are more than {} commits", limits.max_commits)));
+        }
+        if !on_base {
+            return Err(corrupt("it does not come from the base"));
+        }
+        let before = self.git.tree(self.repo, self.base).await?.skipped;
+        self.tip = head.clone();
+        if self.tree().await?.skipped != before {
+            return Err(corrupt("it has submodules or names that no checkout should make"));
+        }
+        self.commits = commits;
+        Ok(())
+    }
+
+    /// The commits among the objects of the scratch repository itself; an error if there is too much of anything.
+    async fn packed_commits(&self, limits: CommitLimits) -> Result<BTreeSet<String>> {
+        let call = git(["cat-file", "--batch-all-objects", "--unordered"])
+            .arg("--batch-check=%(objectname) %(objecttype) %(objectsize)")
+            .env("GIT_DIR", &self.scratch.0)
+            .resources(Resources::QUARANTINE)
+            .cwd(&self.scratch.0);
+        let listed = self.git.run(call).await?.text();
+        let (mut objects, mut bytes) = (0, 0_u64);
+        let mut commits = BTreeSet::new();
+        for line in listed.lines() {
+            let mut parts = line.split(' ');
+            let (Some(id), Some(kind), Some(Ok(size))) =
+                (parts.next(), parts.next(), parts.next().map(str::parse::<u64>))
+            else {
+                return Err(corrupt("git cat-file answered with something else"));
+            };
+            objects += 1;
+            bytes = bytes.saturating_add(size);
+            let most = match kind {
+                "commit" => MAX_COMMIT_BYTES,
+                "tree" => MAX_TREE_BYTES,
+                _ => limits.max_bytes,
+            };
+            if size > most {
+                return Err(too_large(format!("{kind} {id} has {size} bytes")));
+            }
+            if kind == "commit" {
+                commits.insert(id.to_string());
+            }
+        }
+        if objects > limits.max_objects || bytes > limits.max_bytes {
+            return Err(too_large(format!("there are {objects} objects of {bytes} bytes")));
+        }
+        Ok(commits)
+    }
+
+    /// The files of what the work is put on.
+    pub async fn tree(&self) -> Result<Tree> {
+        if self.tip == *self.base {
+            return self.git.tree(self.repo, self.base).await;
+        }
+        let call = list_tree(&self.tip);
+        Tree::parse(&self.git.run(self.inside(call)).await?.stdout)
+    }
+
+    /// Brings everything into the repository, with `work` as a last commit if it changes something.
+    pub async fn commit(&self, work: &WorkDiff, about: &WorkCommit, limits: WorkLimits) -> Result<CommitId> {
+        check(work, limits)?;
+        let mut commit = self.tip.clone();
+        if !work.changed.is_empty() || !work.deleted.is_empty() {
+            let import = git(["fast-import", "--quiet", "--done", "--date-format=raw"]);
+            self.git.import(self.inside(import), &self.tip, work, about).await?;
+            let parse = git(["rev-parse", "refs/heads/work^{commit}", "refs/heads/work^{tree}"])
+                .arg(format!("{}^{{tree}}", self.tip));
+            let answer = self.git.run(self.inside(parse)).await?.text();
+            let [made, tree, tip_tree] = answer.lines().collect::<Vec<_>>()[..] else {
+                return Err(corrupt("git rev-parse answered with something else"));
+            };
+            if tree != tip_tree {
+                commit = CommitId::new(made)?;
+            }
+        }
+        if commit == *self.base {
+            return Ok(commit);
+        }
+        let wanted = format!("{commit}\n^{}\n", self.base);
+        let call = git(["pack-objects", "--revs", "--stdout", "--quiet"]).stdin(wanted);
+        let pack = self.git.run(self.inside(call)).await?.stdout;
+        // Checked where it is: a pack that is refused leaves its remains behind.
+        self.git.index_pack(|call| self.inside(call), pack.clone()).await?;
+        self.git.take_pack(self.repo, pack).await?;
+        Ok(commit)
+    }
+}
+
+fn corrupt(why: &str) -> GitError {
+    GitError::new(GitErrorKind::Corrupt, why)
+}
+
+fn too_large(why: String) -> GitError {
+    GitError::new(GitErrorKind::TooLarge, why)
+}
+
+impl Git {
     /// Takes a pack into a repository, if git's own checks find nothing wrong with any object in it.
     pub(super) async fn take_pack(&self, repo: &Repo, pack: Vec<u8>) -> Result<()> {
         self.index_pack(|call| self.on_objects(repo, call), pack).await
@@ -112,7 +273,7 @@ impl Git {
         })
     }
 
-    async fn scratch(&self) -> Result<Scratch> {
+    pub(super) async fn scratch(&self) -> Result<Scratch> {
         self.prepare().await?;
         let parent = self.config.dir.join("quarantine");
         fs::create_dir_all(&parent).map_err(io_error)?;

@@ -8,8 +8,10 @@ use std::time::Duration;
 use forkyard_core::RunId;
 use tokio::time::Instant;
 
+use super::cache::mark_used;
 use super::command::{Around, Call, Git, git, io_error};
 use super::error::{GitError, GitErrorKind, Result};
+use super::history::MAX_COMMITS;
 use super::names::{CommitId, check_branch, check_url, shown_url};
 
 /// How often a lock that another process holds is tried again.
@@ -53,6 +55,11 @@ impl Git {
     pub(super) fn on_objects(&self, repo: &Repo, call: Call) -> Call {
         let void = self.void_dir();
         let call = call.env("GIT_DIR", &void).env("GIT_OBJECT_DIRECTORY", repo.objects()).cwd(&void);
+        self.with_shallow(repo, call)
+    }
+
+    /// Where the repository's own past is cut off.
+    pub(super) fn with_shallow(&self, repo: &Repo, call: Call) -> Call {
         let shallow = repo.common_dir.join("shallow");
         if shallow.exists() { call.env("GIT_SHALLOW_FILE", shallow) } else { call }
     }
@@ -69,10 +76,22 @@ impl Git {
     /// Makes what every other call relies on. Doing it twice, also at once, is doing it once.
     pub async fn prepare(&self) -> Result<()> {
         fs::create_dir_all(&self.config.dir).map_err(io_error)?;
-        if !self.void_dir().join("HEAD").exists() {
-            self.init_bare(&self.void_dir()).await?;
+        let void = self.void_dir();
+        if void.join("HEAD").exists() {
+            return Ok(());
         }
-        Ok(())
+        // Made elsewhere and put in its place as a whole: processes that start at once would stumble over each other's locks.
+        let made = tempfile::Builder::new().prefix("void").tempdir_in(&self.config.dir).map_err(io_error)?;
+        self.init_bare(made.path()).await?;
+        match fs::rename(made.path(), &void) {
+            Ok(()) => {
+                // It is not ours to remove any more.
+                let _ = made.keep();
+                Ok(())
+            }
+            Err(_) if void.join("HEAD").exists() => Ok(()),
+            Err(e) => Err(io_error(e)),
+        }
     }
 
     pub(super) async fn init_bare(&self, dir: &Path) -> Result<()> {
@@ -203,6 +222,7 @@ impl Git {
         if !git_dir.join("HEAD").exists() {
             self.init_bare(&git_dir).await?;
         }
+        mark_used(&git_dir)?;
         let repo = Repo { git_dir: git_dir.clone(), common_dir: git_dir, work_tree: None };
         let credentials = self.user_credentials().await;
         let network = |call: Call| {
@@ -259,7 +279,7 @@ impl Git {
                     git([
                         "fetch",
                         "--quiet",
-                        "--depth=1",
+                        &format!("--depth={MAX_COMMITS}"),
                         "--no-tags",
                         "--no-recurse-submodules",
                         "--no-write-fetch-head",
@@ -278,7 +298,7 @@ impl Git {
     }
 
     /// Waits for an exclusive lock that ends with its holder, however that ends.
-    async fn lock(&self, path: &Path) -> Result<File> {
+    pub(super) async fn lock(&self, path: &Path) -> Result<File> {
         let file = File::options().create(true).truncate(false).write(true).open(path).map_err(io_error)?;
         let deadline = Instant::now() + self.config.timeout;
         loop {

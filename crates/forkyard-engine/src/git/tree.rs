@@ -3,7 +3,7 @@
 use forkyard_sandbox::TreeEntry;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 
-use super::command::{Git, git, io_error};
+use super::command::{Call, Git, git, io_error};
 use super::error::{GitError, GitErrorKind, Result};
 use super::names::{CommitId, check_path};
 use super::repo::Repo;
@@ -19,12 +19,16 @@ pub struct Tree {
     pub entries: Vec<TreeEntry>,
     /// Left out: submodules, and names that are not UTF-8 or that no checkout should make.
     pub skipped: Vec<String>,
+    /// Those of them that are submodules: a checkout has an empty folder in their place.
+    pub submodules: Vec<String>,
 }
 
-impl Git {
-    pub async fn tree(&self, repo: &Repo, commit: &CommitId) -> Result<Tree> {
-        let call = git(["ls-tree", "-r", "-z", "--full-tree"]).arg(commit.as_str());
-        let listed = self.run(self.on_objects(repo, call)).await?.stdout;
+pub(super) fn list_tree(commit: &CommitId) -> Call {
+    git(["ls-tree", "-r", "-z", "--full-tree"]).arg(commit.as_str())
+}
+
+impl Tree {
+    pub(super) fn parse(listed: &[u8]) -> Result<Tree> {
         let mut tree = Tree::default();
         for record in listed.split(|b| *b == 0).filter(|r| !r.is_empty()) {
             let (entry, path) = parse(record).ok_or_else(|| {
@@ -32,7 +36,12 @@ impl Git {
             })?;
             match entry {
                 Some(entry) if check_path(&entry.path).is_ok() => tree.entries.push(entry),
-                Some(_) | None => tree.skipped.push(path),
+                Some(_) | None => {
+                    if record.starts_with(b"160000 ") && check_path(&path).is_ok() {
+                        tree.submodules.push(path.clone());
+                    }
+                    tree.skipped.push(path);
+                }
             }
             if tree.entries.len() > MAX_TREE_FILES {
                 return Err(GitError::new(
@@ -42,6 +51,12 @@ impl Git {
             }
         }
         Ok(tree)
+    }
+}
+
+impl Git {
+    pub async fn tree(&self, repo: &Repo, commit: &CommitId) -> Result<Tree> {
+        Tree::parse(&self.run(self.on_objects(repo, list_tree(commit))).await?.stdout)
     }
 
     /// One file of a commit; None if there is none of that name, or if it is not a plain file.

@@ -96,6 +96,7 @@ impl SimActivities {
                     from_checkpoint: false,
                     captured: vec![],
                     edited_tests: vec![],
+                    ..Default::default()
                 }))
             }
             Task::Verify { sandbox, commit, .. } => {

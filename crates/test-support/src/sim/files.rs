@@ -245,6 +245,7 @@ impl Activities for FileActivities {
                     from_checkpoint: false,
                     captured: vec![],
                     edited_tests: vec![],
+                    ..Default::default()
                 }))
             }
             Task::Verify { sandbox, commit, .. } => {

@@ -135,6 +135,41 @@ async fn replaced_objects_do_not_change_what_is_seen() {
 }
 
 #[tokio::test]
+async fn replaced_objects_do_not_change_where_a_run_starts() {
+    let w = World::new();
+    let (repo, first) = (w.repo().await, w.head().await);
+    w.raw(&["tag", "-a", "v1", "-m", "one"]);
+    w.write("README.md", "second\n");
+    w.raw(&["commit", "-q", "-a", "-m", "second"]);
+    let second = w.head().await;
+    w.raw(&["tag", "-a", "v2", "-m", "two"]);
+    w.raw(&["replace", &w.raw(&["rev-parse", "v1"]), &w.raw(&["rev-parse", "v2"])]);
+    assert_eq!(w.raw(&["rev-parse", "v1^{commit}"]), second.as_str(), "git itself believes it");
+    assert_eq!(w.git.resolve(&repo, Some("v1")).await.unwrap().commit, first);
+    // A tree that is as HEAD says is clean, whatever HEAD is replaced by.
+    w.raw(&["replace", second.as_str(), first.as_str()]);
+    assert_eq!(w.git.commit_dirty(&repo, Timestamp(0)).await.unwrap(), second);
+}
+
+#[tokio::test]
+async fn attributes_and_config_of_a_repository_do_not_change_what_is_seen() {
+    let w = World::new();
+    let (repo, base) = (w.repo().await, w.head().await);
+    fs::create_dir_all(w.user().join(".git/info")).unwrap();
+    fs::write(w.user().join(".git/info/attributes"), "* binary\n").unwrap();
+    w.raw(&["config", "diff.noprefix", "true"]);
+    w.raw(&["config", "diff.context", "0"]);
+    w.raw(&["config", "core.quotePath", "false"]);
+    let diff = work(vec![changed("src/lib.rs", "one\n2\nthree\n")], &[]);
+    let commit = w.git.commit_work(&repo, &base, &diff, &about(), WorkLimits::default()).await.unwrap();
+    let seen = w.git.diff(&repo, &base, &commit).await.unwrap();
+    assert_eq!((seen.lines_added, seen.lines_removed), (1, 1));
+    let patch = w.git.patch(&repo, &base, &commit, 1 << 20).await.unwrap();
+    let patch = String::from_utf8(patch).unwrap();
+    assert!(patch.contains("--- a/src/lib.rs\n") && patch.contains("\n one\n-two\n+2\n three\n"), "{patch}");
+}
+
+#[tokio::test]
 async fn messages_of_a_remote_reach_no_terminal_raw() {
     let w = World::new();
     let hostile = w.dir.path().join("\x1b]0;evil\x07");

@@ -1,7 +1,9 @@
 //! Git on the host, with the real git and repositories that mean harm.
 
 mod apply;
+mod commits;
 mod fetch;
+mod history;
 mod hostile;
 mod read;
 mod work;
