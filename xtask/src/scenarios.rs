@@ -70,6 +70,13 @@ pub const SCENARIOS: &[Scenario] = &[
         env: &[],
     },
     Scenario {
+        kind: Kind::Soak,
+        name: "killed-forks",
+        shows: "kill -9 of `forkyard fork` at 30 random moments, resumed each time: the same outcome",
+        cargo: &["nextest", "run", "--release", "-p", "forkyard", "--no-fail-fast", "crash::"],
+        env: &[],
+    },
+    Scenario {
         kind: Kind::Bench,
         name: "core",
         shows: "a machine's answer to one input, a run of 100,000 events rebuilt, 10,000 live forks in one process",
@@ -102,6 +109,13 @@ pub const SCENARIOS: &[Scenario] = &[
         name: "sandbox",
         shows: "local sandboxes beside bubblewrap, Docker and a plain spawn, as root and as an ordinary user; 100 at once, 1,000 alive",
         cargo: &["run", "--release", "-p", "forkyard", "--", "bench", "sandbox", "--markdown"],
+        env: &[],
+    },
+    Scenario {
+        kind: Kind::Bench,
+        name: "forks",
+        shows: "20 forks of a repository of 1 GiB and 50,000 files beside 20 clones and 20 worktrees; 100 forks in one process",
+        cargo: &["run", "--release", "-p", "forkyard-engine", "--example", "bench_forks"],
         env: &[],
     },
 ];
