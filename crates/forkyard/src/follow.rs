@@ -8,6 +8,7 @@ use forkyard_core::view::{RunOutcome, RunView};
 use forkyard_engine::embedded::DriveEnd;
 use forkyard_engine::{Engine, EngineError};
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::doing::Doing;
@@ -32,6 +33,8 @@ const LEASE_POLL: Duration = Duration::from_secs(1);
 pub enum Left {
     Ended(RunView),
     Detached,
+    /// Another process drives it and goes on.
+    Elsewhere,
 }
 
 /// Drives a run in this process and shows it until it ends or its user lets go of it.
@@ -41,12 +44,18 @@ pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Lef
     let mut live = Live::new(std::io::stderr(), crate::render::Style::stderr(yard.settings.color));
     let mut frame = tokio::time::interval(FRAME);
     let mut interrupted: Option<Instant> = None;
+    // One listener for the whole time: a signal that comes while a frame is drawn counts too.
+    let mut interrupts = signal(SignalKind::interrupt())?;
     let end = loop {
         tokio::select! {
             biased;
             end = &mut driving => break end?,
-            signal = tokio::signal::ctrl_c() => {
-                signal?;
+            Some(()) = interrupts.recv() => {
+                // Whoever only watches has nothing to detach.
+                if interrupted.is_none() && is_elsewhere(yard, run).await? {
+                    live.finish()?;
+                    return Ok(Left::Elsewhere);
+                }
                 let again = interrupted.is_some_and(|at| at.elapsed() < SECOND);
                 let (command, note) = if again {
                     (Command::Cancel, "cancelling: what has been done is collected, then everything is cleaned up")
@@ -80,6 +89,10 @@ pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Lef
     }
 }
 
+async fn is_elsewhere(yard: &Yard, run: &RunId) -> Result<bool> {
+    Ok(!yard.engine.is_driving(run) && yard.engine.is_driven(run).await.map_err(engine_error)?)
+}
+
 /// Drives and shows a run, and says at its end what came of it.
 pub async fn to_the_end(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Exit> {
     match drive(yard, run, out).await? {
@@ -87,6 +100,12 @@ pub async fn to_the_end(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Resul
         Left::Detached => {
             let text = format!("Detached. Go on with: forkyard resume {run}");
             out.said("forkyard.command/1", "detach", run, &text)?;
+            Ok(Exit::Interrupted)
+        }
+        Left::Elsewhere => {
+            let text =
+                format!("{run} goes on: another process drives it. Watch it with: forkyard logs -f {run}");
+            out.said("forkyard.command/1", "leave", run, &text)?;
             Ok(Exit::Interrupted)
         }
     }

@@ -4,8 +4,11 @@ use std::fs::File;
 use std::process::{Command as Program, Stdio};
 use std::time::{Duration, Instant};
 
+use forkyard_core::task::Collected;
 use forkyard_core::view::{ForkView, RunStatus, RunView};
 use forkyard_core::{ForkNum, RunId};
+use forkyard_engine::embedded::is_gone;
+use forkyard_engine::log;
 use forkyard_engine::results::{self, Outcome};
 use forkyard_store::ProcessKind;
 use tokio::signal::unix::{SignalKind, signal};
@@ -14,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cli::Global;
 use crate::commands::target::Target;
 use crate::error::{CliError, Result};
-use crate::follow::store_error;
+use crate::follow::{engine_error, store_error};
 use crate::settings::Flags;
 use crate::yard::Yard;
 
@@ -91,12 +94,32 @@ pub async fn outcome(yard: &Yard, view: &RunView, fork: ForkNum) -> Result<Outco
     })
 }
 
+/// What the host has of a fork's work; None if it did not come that far.
+pub async fn collected(yard: &Yard, run: &RunId, fork: ForkNum) -> Result<Option<Collected>> {
+    let loaded = log::load_fork(&*yard.store, run, fork).await.map_err(engine_error)?;
+    Ok(loaded.and_then(|(fork, _)| fork.result().collected))
+}
+
+/// Files that were brought back beside the diff.
+pub async fn captured(yard: &Yard, run: &RunId, fork: ForkNum) -> Result<Vec<String>> {
+    Ok(collected(yard, run, fork).await?.map(|c| c.captured).unwrap_or_default())
+}
+
 /// Whether a process of this host takes on whatever has no driver.
 pub async fn has_worker(yard: &Yard) -> Result<bool> {
     let processes = yard.store.processes().await.map_err(store_error)?;
-    Ok(processes
-        .iter()
-        .any(|p| p.host == yard.host && matches!(p.kind, ProcessKind::Worker | ProcessKind::Server)))
+    Ok(processes.iter().any(|p| {
+        let drives = matches!(p.kind, ProcessKind::Worker | ProcessKind::Server);
+        drives && p.host == yard.host && !is_gone(&p.id)
+    }))
+}
+
+/// A command or a message was put down for a run: if nobody drives it, somebody is found who does.
+pub async fn see_to(yard: &Yard, global: &Global, run: &RunId) -> Result<()> {
+    if yard.engine.is_driven(run).await.map_err(engine_error)? {
+        return Ok(());
+    }
+    leave_to_worker(yard, global, run).await
 }
 
 /// Whether a run waits to be driven and nobody does. A driver that died is noticed when its lease runs out.

@@ -10,7 +10,7 @@ use forkyard_core::sandbox::ProviderKind;
 use forkyard_core::{HostId, RunId};
 use forkyard_engine::activities::{AgentSettings, Hands, HandsConfig};
 use forkyard_engine::clock::Clock;
-use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
+use forkyard_engine::embedded::{Embedded, EmbeddedConfig, Owner};
 use forkyard_engine::git::{Git, GitConfig};
 use forkyard_engine::models::{Models, ModelsConfig};
 use forkyard_engine::sandboxes::Sandboxes;
@@ -83,8 +83,12 @@ impl Yard {
             onlooker: Some(doing.clone()),
         };
         let known = models.clone();
-        let mut config =
-            EmbeddedConfig::new(host.clone(), format!("{}x{}", std::process::id(), random_text(8)));
+        let unique = random_text(8);
+        let owner = match Owner::me() {
+            Some(me) => me.name(&unique),
+            None => format!("{}x{unique}", std::process::id()),
+        };
+        let mut config = EmbeddedConfig::new(host.clone(), owner);
         config.host_limit = settings.host_concurrency as usize;
         config.lost_after = settings.heartbeat_timeout.as_duration();
         let engine = Embedded::new(

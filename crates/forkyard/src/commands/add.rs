@@ -10,7 +10,7 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow::engine_error;
 use crate::output::Output;
-use crate::runs::{the_live_run, with_yard};
+use crate::runs::{see_to, the_live_run, the_run, with_yard};
 use crate::yard::Yard;
 
 /// Add forks to a run that is under way.
@@ -33,10 +33,18 @@ pub struct AddArgs {
 impl AddArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let like = Like { prompt: self.prompt.clone(), model: self.model.clone() };
-        with_yard(global, async |yard| add(yard, &self.run, self.forks, &like).await)?;
+        let detached = with_yard(global, async |yard| {
+            add(yard, &self.run, self.forks, &like).await?;
+            see_to(yard, global, &self.run).await?;
+            Ok(the_run(yard, &self.run).await?.detached)
+        })?;
         let more =
             if self.forks == 1 { "One more fork".into() } else { format!("{} more forks", self.forks) };
-        let text = format!("{more} for {0}. See them with: forkyard status {0}", self.run);
+        let text = if detached {
+            format!("{more} for {0}, which is detached. Go on with: forkyard resume {0}", self.run)
+        } else {
+            format!("{more} for {0}. See them with: forkyard status {0}", self.run)
+        };
         out.said("forkyard.command/1", "add", &self.run, &text)?;
         Ok(Exit::Success)
     }

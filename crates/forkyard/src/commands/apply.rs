@@ -1,17 +1,21 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use forkyard_engine::activities::is_url;
-use forkyard_engine::git::{Applied, MAX_OUTPUT_BYTES};
+use forkyard_core::ForkNum;
+use forkyard_core::view::RunView;
+use forkyard_engine::activities::{branch_name, captured_key, is_url};
+use forkyard_engine::git::{Applied, MAX_OUTPUT_BYTES, check_path};
 use serde_json::json;
 
 use super::target::Target;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
+use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::plain;
-use crate::runs::{chosen, outcome, with_yard};
+use crate::runs::{captured, chosen, outcome, with_yard};
+use crate::yard::Yard;
 
 /// Bring a result into the repository: as a branch, onto the working tree, or as a patch. All of it or nothing.
 #[derive(Debug, Clone, Args)]
@@ -28,6 +32,9 @@ pub struct ApplyArgs {
     /// As a patch into a file; `-` writes it to standard output.
     #[arg(long, value_name = "FILE", group = "how")]
     pub patch: Option<PathBuf>,
+    /// The files that were captured beside the diff, into a new or empty folder.
+    #[arg(long, value_name = "DIR", group = "how")]
+    pub captured: Option<PathBuf>,
     /// The repository [default: the run's, or here].
     #[arg(long, value_name = "DIR")]
     pub into: Option<PathBuf>,
@@ -40,14 +47,16 @@ pub enum How {
     Branch(Option<String>),
     WorkTree,
     Patch(PathBuf),
+    Captured(PathBuf),
 }
 
 impl ApplyArgs {
     pub fn how(&self) -> How {
-        match (&self.patch, self.work_tree) {
-            (Some(file), _) => How::Patch(file.clone()),
-            (None, true) => How::WorkTree,
-            (None, false) => How::Branch(self.branch.clone()),
+        match (&self.patch, &self.captured, self.work_tree) {
+            (Some(file), _, _) => How::Patch(file.clone()),
+            (None, Some(dir), _) => How::Captured(dir.clone()),
+            (None, None, true) => How::WorkTree,
+            (None, None, false) => How::Branch(self.branch.clone()),
         }
     }
 
@@ -55,6 +64,11 @@ impl ApplyArgs {
         with_yard(global, async |yard| {
             let (view, fork) = chosen(yard, &self.target).await?;
             let n = fork.fork;
+            if let How::Captured(dir) = self.how() {
+                let files = write_captured(yard, &view, n, &dir).await?;
+                let text = format!("Wrote {files} captured files into {}.", dir.display());
+                return say(out, "captured", &dir.display().to_string(), &text);
+            }
             let o = outcome(yard, &view, n).await?;
             if fork.diff.is_some_and(|d| d.is_empty()) {
                 return Err(CliError::usage(format!("fork {n} of {} changed nothing", view.id))
@@ -91,7 +105,7 @@ impl ApplyArgs {
                     say(out, "work_tree", &at, &text)
                 }
                 How::Branch(name) => {
-                    let name = name.unwrap_or_else(|| format!("forkyard/{}-{n}", view.id));
+                    let name = name.unwrap_or_else(|| branch_name(&view.id, n));
                     yard.git.apply_branch(&o.repo, &o.base, &o.commit, &target, &name).await?;
                     let text = format!(
                         "Branch {} has the result. Take it with: git merge {}",
@@ -100,10 +114,37 @@ impl ApplyArgs {
                     );
                     say(out, "branch", &name, &text)
                 }
-                How::Patch(_) => Ok(Exit::Success),
+                How::Patch(_) | How::Captured(_) => Ok(Exit::Success),
             }
         })
     }
+}
+
+/// Only into a folder that has nothing in it: a name from a sandbox then leads nowhere else.
+async fn write_captured(yard: &Yard, view: &RunView, fork: ForkNum, dir: &Path) -> Result<usize> {
+    let failed = |e: std::io::Error| CliError::failure(format!("{}: {e}", dir.display()));
+    let paths = captured(yard, &view.id, fork).await?;
+    if paths.is_empty() {
+        return Err(CliError::usage(format!("fork {fork} of {} captured no files", view.id))
+            .hint("`forkyard fork --capture GLOB` says which to bring back"));
+    }
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    if std::fs::read_dir(dir).map_err(failed)?.next().is_some() {
+        return Err(CliError::usage(format!("{} is not empty", dir.display())).hint("name a new folder"));
+    }
+    let mut written = 0;
+    for path in paths {
+        check_path(&path)?;
+        let key = captured_key(&view.id, fork, &path);
+        let Some(data) = yard.store.blob(&key).await.map_err(store_error)? else { continue };
+        let to = dir.join(&path);
+        if let Some(parent) = to.parent() {
+            std::fs::create_dir_all(parent).map_err(failed)?;
+        }
+        std::fs::write(&to, data).map_err(failed)?;
+        written += 1;
+    }
+    Ok(written)
 }
 
 fn say(out: &mut Output<'_>, how: &str, to: &str, text: &str) -> Result<Exit> {

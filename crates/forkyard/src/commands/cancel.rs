@@ -48,7 +48,7 @@ impl CancelArgs {
                     Ok(Exit::Success)
                 }
                 None => match follow::drive(yard, run, out).await? {
-                    Left::Detached => Ok(Exit::Interrupted),
+                    Left::Detached | Left::Elsewhere => Ok(Exit::Interrupted),
                     Left::Ended(view) => {
                         follow::close(yard, &view, out).await?;
                         // That nothing succeeded is what was asked for.

@@ -9,9 +9,10 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow::store_error;
 use crate::output::Output;
-use crate::render::closing::table;
+use crate::render::closing::{edited_tests, table};
 use crate::render::table::left;
-use crate::render::{Cell, Table};
+use crate::render::{Cell, Table, fit};
+use crate::results::RunResult;
 use crate::runs::{the_fork, the_run, with_yard};
 
 /// Compare the results of a run: files by forks, what they agree and differ on.
@@ -43,17 +44,16 @@ impl CompareArgs {
                     .hint(format!("`forkyard status {}` says how far they are", self.run)));
             }
             let files = &compared.files;
+            let mut result = RunResult::read(yard, &view).await?;
+            result.results.retain(|r| forks.iter().any(|f| f.fork == r.fork_num));
             if out.json {
                 let list: Vec<_> = files
                     .iter()
                     .map(|(path, variants)| json!({ "path": path, "variants": variants }))
                     .collect();
-                let result = crate::results::RunResult::read(yard, &view).await?;
-                let results: Vec<_> =
-                    result.results.iter().filter(|r| forks.iter().any(|f| f.fork == r.fork_num)).collect();
                 out.json(&json!({
                     "schema": "forkyard.comparison/1", "run": view.id, "winner": view.winner, "files": list,
-                    "results": results,
+                    "results": result.results,
                 }))?;
                 return Ok(Exit::Success);
             }
@@ -71,6 +71,9 @@ impl CompareArgs {
                 compared.alone(),
             ))?;
             out.line("The same letter in a row is the same change.")?;
+            for warning in edited_tests(&result) {
+                out.line(&fit(&warning, style.width))?;
+            }
             Ok(Exit::Success)
         })
     }

@@ -68,6 +68,7 @@ impl DemoArgs {
                     out.line(&format!("Detached. Go on with: forkyard resume {run}"))?;
                     Ok(Exit::Interrupted)
                 }
+                Left::Elsewhere => Ok(Exit::Interrupted),
                 Left::Ended(view) => {
                     let exit = follow::close(&yard, &view, out).await?;
                     if let Some(winner) = view.winner {

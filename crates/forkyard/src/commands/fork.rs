@@ -1,10 +1,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use forkyard_core::spec::{ModelKnown, RepoSpec, RunSpec};
+use forkyard_core::sandbox::{Labels, Root};
+use forkyard_core::spec::{ModelKnown, RepoSpec, RunSpec, Start};
 use forkyard_core::view::EngineKind;
 use forkyard_engine::Engine;
 use forkyard_engine::git::check_url;
+use forkyard_sandbox::SandboxStatus;
 
 use super::run_options::RunOptions;
 use crate::cli::Global;
@@ -102,10 +104,6 @@ pub async fn check(yard: &Yard, spec: &RunSpec) -> Result<()> {
         return Err(CliError::usage("there is no Temporal engine in this program")
             .hint("leave --engine or `engine.kind` at embedded"));
     }
-    if spec.forks.iter().any(|f| f.parent.is_some()) {
-        return Err(CliError::usage("--sandbox: runs can't start from a sandbox yet")
-            .hint("make a snapshot of it with `forkyard sandbox snapshot`, and use --snapshot"));
-    }
     for fork in &spec.forks {
         check_model(yard, &fork.model)?;
     }
@@ -117,6 +115,43 @@ pub async fn check(yard: &Yard, spec: &RunSpec) -> Result<()> {
                 e.hint.clone().unwrap_or_else(|| "`git branch -a` and `git tag` show what there is".into());
             e.hint(hint)
         })?;
+    }
+    check_starts(yard, spec).await
+}
+
+/// Sandboxes and snapshots that a run starts from are there, with the provider that makes its own.
+async fn check_starts(yard: &Yard, spec: &RunSpec) -> Result<()> {
+    let kind = spec.sandbox.provider;
+    let Some(provider) = yard.providers.get(&kind) else {
+        return Err(
+            CliError::failure(format!("there is no {kind:?} provider here")).hint("see `forkyard doctor`")
+        );
+    };
+    for start in spec.starts() {
+        match start {
+            Start::Parent(id) => {
+                let all = provider.list(&Labels::new()).await?;
+                match all.iter().find(|s| s.id == id).map(|s| s.status) {
+                    Some(SandboxStatus::Running) => {}
+                    Some(SandboxStatus::Paused | SandboxStatus::Stopped | SandboxStatus::Dead) => {
+                        return Err(CliError::usage(format!("--sandbox {id}: it is not running")).hint(
+                            format!("`forkyard sandbox resume {id}` or `start {id}` makes it run again"),
+                        ));
+                    }
+                    None => {
+                        return Err(CliError::usage(format!("--sandbox {id}: there is no such sandbox"))
+                            .hint("`forkyard sandbox list` shows them"));
+                    }
+                }
+            }
+            Start::Root(Root::Snapshot(id)) => {
+                if !provider.snapshots().await?.iter().any(|s| s.id == id) {
+                    return Err(CliError::usage(format!("--snapshot {id}: there is no such snapshot"))
+                        .hint("`forkyard sandbox snapshots` shows them"));
+                }
+            }
+            Start::Root(Root::Default | Root::Image(_) | Root::Directory(_)) => {}
+        }
     }
     Ok(())
 }
@@ -160,7 +195,7 @@ pub fn repo_spec(repo: Option<&str>, branch: Option<String>, dirty: bool, here: 
 mod tests {
     use clap::Parser;
     use forkyard_core::Usd;
-    use forkyard_core::sandbox::{NetworkMode, Root};
+    use forkyard_core::sandbox::NetworkMode;
 
     use super::*;
     use crate::settings::{Flags, Sources, resolve};

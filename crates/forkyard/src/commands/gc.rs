@@ -4,8 +4,9 @@ use std::time::Duration;
 use clap::Args;
 use forkyard_core::view::{RunStatus, RunView};
 use forkyard_core::{Millis, RunId, SnapshotId, Timestamp};
-use forkyard_engine::activities::open_repo;
+use forkyard_engine::activities::{captured_key, open_repo};
 use forkyard_engine::clock::Clock;
+use forkyard_sandbox::{Provider, SnapshotInfo};
 use forkyard_store::RunQuery;
 use serde::Serialize;
 use serde_json::json;
@@ -17,7 +18,7 @@ use crate::exit::Exit;
 use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::plain;
-use crate::runs::with_yard;
+use crate::runs::{captured, with_yard};
 use crate::yard::Yard;
 
 /// Remove old runs, snapshots and caches, and say what that frees.
@@ -38,8 +39,11 @@ const PAGE: usize = 200;
 struct Freed {
     runs: Vec<RunId>,
     snapshots: Vec<SnapshotId>,
+    /// Files that runs brought back beside their diffs.
+    captured: usize,
+    /// Logs, demos, caches of repositories, and what killed processes left.
     folders: Vec<PathBuf>,
-    /// Of folders, and of snapshots that know their size.
+    /// Of folders, captured files, and snapshots that know their size.
     bytes: u64,
     /// What could not be removed, and why.
     left: Vec<String>,
@@ -51,6 +55,8 @@ impl GcArgs {
         let freed = with_yard(global, async |yard| {
             let before = Clock::system().now() - age;
             let mut freed = self.remove_runs(yard, before).await?;
+            self.remove_orphans(yard, before, &mut freed).await?;
+            self.remove_caches(yard, before, &mut freed).await?;
             self.remove_demos(yard, before, &mut freed);
             if !self.dry_run {
                 leftovers(yard).await;
@@ -65,6 +71,9 @@ impl GcArgs {
         for run in &freed.runs {
             out.line(&format!("{word} run {run}"))?;
         }
+        for id in &freed.snapshots {
+            out.line(&format!("{word} snapshot {id}"))?;
+        }
         for folder in &freed.folders {
             out.line(&format!("{word} {}", plain(&folder.display().to_string())))?;
         }
@@ -72,9 +81,10 @@ impl GcArgs {
             out.line(&format!("left {}", plain(left)))?;
         }
         out.line(&format!(
-            "{} runs, {} snapshots and {} folders: {} {}",
+            "{} runs, {} snapshots, {} captured files and {} folders: {} {}",
             freed.runs.len(),
             freed.snapshots.len(),
+            freed.captured,
             freed.folders.len(),
             size(freed.bytes),
             if self.dry_run { "to free" } else { "freed" },
@@ -93,6 +103,52 @@ impl GcArgs {
         Ok(freed)
     }
 
+    async fn remove_snapshot(
+        &self,
+        provider: &dyn Provider,
+        s: SnapshotInfo,
+        freed: &mut Freed,
+    ) -> Result<()> {
+        if !self.dry_run {
+            provider.remove_snapshot(&s.id).await?;
+        }
+        freed.bytes += s.bytes.unwrap_or(0);
+        freed.snapshots.push(s.id);
+        Ok(())
+    }
+
+    /// Snapshots whose run nobody knows any more. Those that a user made have no run, and stay.
+    async fn remove_orphans(&self, yard: &Yard, before: Timestamp, freed: &mut Freed) -> Result<()> {
+        for provider in yard.providers.values() {
+            for s in provider.snapshots().await? {
+                let run = s.labels.get("run").and_then(|r| RunId::new(r.as_str()).ok());
+                let Some(run) = run.filter(|_| s.created_at <= before) else { continue };
+                if yard.store.run(&run).await.map_err(store_error)?.is_none() {
+                    self.remove_snapshot(&**provider, s, freed).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn remove_caches(&self, yard: &Yard, before: Timestamp, freed: &mut Freed) -> Result<()> {
+        for dir in yard.git.leftovers() {
+            self.remove_folder(&dir, freed)?;
+        }
+        for cache in yard.git.caches().await? {
+            // In a dry run, results of runs that would have gone with it are still there.
+            if cache.used > before || (cache.has_results && !self.dry_run) {
+                continue;
+            }
+            let bytes = bytes_in(&cache.dir);
+            if self.dry_run || yard.git.remove_cache(&cache).await? {
+                freed.bytes += bytes;
+                freed.folders.push(cache.dir);
+            }
+        }
+        Ok(())
+    }
+
     /// The store goes last: whatever fails before it is tried again next time.
     async fn remove_run(&self, yard: &Yard, view: &RunView, freed: &mut Freed) -> Result<()> {
         for provider in yard.providers.values() {
@@ -100,13 +156,10 @@ impl GcArgs {
                 if s.labels.get("run").map(String::as_str) != Some(view.id.as_str()) {
                     continue;
                 }
-                if !self.dry_run {
-                    provider.remove_snapshot(&s.id).await?;
-                }
-                freed.bytes += s.bytes.unwrap_or(0);
-                freed.snapshots.push(s.id);
+                self.remove_snapshot(&**provider, s, freed).await?;
             }
         }
+        let (captured, bytes) = captured_files(yard, &view.id).await?;
         if !self.dry_run {
             // A repository that is gone keeps nothing.
             if let Ok(repo) = open_repo(&yard.git, &view.repo).await {
@@ -120,6 +173,8 @@ impl GcArgs {
             let _ = std::fs::remove_file(worker_log);
             yard.store.delete_run(&view.id).await.map_err(store_error)?;
         }
+        freed.captured += captured;
+        freed.bytes += bytes;
         freed.runs.push(view.id.clone());
         Ok(())
     }
@@ -171,6 +226,22 @@ pub async fn keep_for(yard: &Yard, age: Millis) {
         }
         tokio::time::sleep(RETENTION_EVERY).await;
     }
+}
+
+/// How many files a run has brought back beside its diffs, and their size. They go with the run.
+async fn captured_files(yard: &Yard, run: &RunId) -> Result<(usize, u64)> {
+    let (mut files, mut bytes) = (0, 0);
+    for fork in yard.store.forks(run).await.map_err(store_error)? {
+        for path in captured(yard, run, fork.fork).await? {
+            if let Some(data) =
+                yard.store.blob(&captured_key(run, fork.fork, &path)).await.map_err(store_error)?
+            {
+                files += 1;
+                bytes += data.len() as u64;
+            }
+        }
+    }
+    Ok((files, bytes))
 }
 
 async fn old_runs(yard: &Yard, before: Timestamp) -> Result<Vec<RunView>> {

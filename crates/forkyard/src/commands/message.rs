@@ -11,7 +11,7 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow::{engine_error, store_error};
 use crate::output::Output;
-use crate::runs::{the_fork, the_live_run, with_yard};
+use crate::runs::{see_to, the_fork, the_live_run, with_yard};
 use crate::yard::Yard;
 
 /// Say something to a running agent; it reads it before its next tool call.
@@ -36,12 +36,24 @@ impl MessageArgs {
             return Err(CliError::usage("the message is empty").hint("write what to say after RUN/N"));
         }
         let run = &self.target.run;
-        let forks = with_yard(global, async |yard| send(yard, &self.target, &content, self.interrupt).await)?;
+        let (forks, detached) = with_yard(global, async |yard| {
+            let forks = send(yard, &self.target, &content, self.interrupt).await?;
+            let detached = the_live_run(yard, run).await?.detached;
+            if !detached {
+                see_to(yard, global, run).await?;
+            }
+            Ok((forks, detached))
+        })?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.message/1", "run": run, "forks": forks }))?;
         } else {
             let names: Vec<String> = forks.iter().map(|n| format!("{run}/{n}")).collect();
             out.line(&format!("Sent to {}.", names.join(", ")))?;
+            if detached {
+                out.line(&format!(
+                    "{run} is detached: it is read when the run goes on. Go on with: forkyard resume {run}"
+                ))?;
+            }
         }
         Ok(Exit::Success)
     }

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::exit::Exit;
 use crate::follow::engine_error;
 use crate::output::Output;
-use crate::runs::{the_live_run, with_yard};
+use crate::runs::{has_worker, the_live_run, with_yard};
 
 /// Pause a run: no fork starts and no model is asked until it is resumed.
 #[derive(Debug, Clone, Args)]
@@ -20,20 +20,18 @@ pub struct PauseArgs {
 
 impl PauseArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_yard(global, async |yard| {
+        let driven = with_yard(global, async |yard| {
             the_live_run(yard, &self.run).await?;
             yard.engine.command(&self.run, Command::Pause, None).await.map_err(engine_error)?;
-            Ok(())
+            Ok(yard.engine.is_driven(&self.run).await.map_err(engine_error)? || has_worker(yard).await?)
         })?;
-        out.said(
-            "forkyard.command/1",
-            "pause",
-            &self.run,
-            &format!(
-                "Pausing {0}: requests that are under way end first. Go on with: forkyard resume {0}",
-                self.run
-            ),
-        )?;
+        let run = &self.run;
+        let text = if driven {
+            format!("Pausing {run}: requests that are under way end first. Go on with: forkyard resume {run}")
+        } else {
+            format!("Nobody drives {run}, so nothing of it is under way. Go on with: forkyard resume {run}")
+        };
+        out.said("forkyard.command/1", "pause", run, &text)?;
         Ok(Exit::Success)
     }
 }

@@ -1,8 +1,10 @@
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use forkyard_core::sandbox::LimitsOverride;
+use forkyard_core::sandbox::{LimitsOverride, Root};
 use forkyard_core::spec::{ForkSpec, RunSpec};
+use forkyard_core::{SandboxId, SnapshotId};
 use serde::Deserialize;
 
 use super::fork::{repo_spec, start};
@@ -14,7 +16,8 @@ use crate::output::Output;
 use crate::runs::with_flags;
 use crate::settings::{ByteSize, Raw, Settings, Value};
 
-/// Run a specification from a file: forks that differ in prompt, model, system prompt, limits or captured files.
+/// Run a specification from a file: forks that differ in prompt, model, system prompt, image, limits or captured
+/// files.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     /// A TOML or YAML file; `-` reads TOML from standard input.
@@ -68,15 +71,26 @@ struct RunFile {
     capture: Vec<String>,
     provider: Option<String>,
     image: Option<String>,
+    snapshot: Option<String>,
+    sandbox: Vec<SandboxId>,
+    env: BTreeMap<String, Scalar>,
+    volumes: Vec<String>,
+    strict: bool,
     memory: Option<Scalar>,
     cpus: Option<Scalar>,
     disk: Option<Scalar>,
     processes: Option<Scalar>,
     network: Option<String>,
     allow: Vec<String>,
+    no_default_allow: bool,
+    network_rate: Option<Scalar>,
+    secrets: Vec<String>,
     allowed_tools: Vec<String>,
     disallowed_tools: Vec<String>,
     permission_mode: Option<String>,
+    agent_prompt: Option<PathBuf>,
+    log_dir: Option<PathBuf>,
+    engine: Option<String>,
     linger: Option<Scalar>,
     keep: bool,
     fork: Vec<ForkFile>,
@@ -90,6 +104,9 @@ struct ForkFile {
     prompt: Option<String>,
     model: Option<String>,
     system_prompt: Option<String>,
+    image: Option<String>,
+    snapshot: Option<SnapshotId>,
+    sandbox: Option<SandboxId>,
     memory: Option<Scalar>,
     cpus: Option<f64>,
     disk: Option<Scalar>,
@@ -150,6 +167,9 @@ impl RunFile {
             (&mut o.score, self.score.clone()),
             (&mut o.provider, self.provider.clone()),
             (&mut o.image, self.image.clone()),
+            (&mut o.snapshot, self.snapshot.clone()),
+            (&mut o.network_rate, text(&self.network_rate)),
+            (&mut o.engine, self.engine.clone()),
             (&mut o.memory, text(&self.memory)),
             (&mut o.cpus, text(&self.cpus)),
             (&mut o.disk, text(&self.disk)),
@@ -163,7 +183,11 @@ impl RunFile {
                 *option = value;
             }
         }
+        let env: Vec<String> = self.env.iter().map(|(k, v)| format!("{k}={}", v.text())).collect();
         for (option, value) in [
+            (&mut o.env, &env),
+            (&mut o.volume, &self.volumes),
+            (&mut o.secret, &self.secrets),
             (&mut o.protect, &self.protect),
             (&mut o.capture, &self.capture),
             (&mut o.allow, &self.allow),
@@ -174,6 +198,16 @@ impl RunFile {
                 option.clone_from(value);
             }
         }
+        for (option, value) in [(&mut o.agent_prompt, &self.agent_prompt), (&mut o.log_dir, &self.log_dir)] {
+            if option.is_none() {
+                option.clone_from(value);
+            }
+        }
+        if o.sandbox.is_empty() {
+            o.sandbox.clone_from(&self.sandbox);
+        }
+        o.strict |= self.strict;
+        o.no_default_allow |= self.no_default_allow;
         if o.model.is_empty() {
             o.model.extend(self.model.clone());
         }
@@ -196,12 +230,13 @@ impl RunFile {
             return Err(CliError::usage("`forks` and [[fork]] contradict each other")
                 .hint("leave `forks` out: every [[fork]] is one"));
         }
-        let like = spec.forks[0].clone();
+        // Sandboxes are dealt out to the forks, as everywhere.
+        let like = spec.forks.clone();
         spec.forks = self
             .fork
             .iter()
             .enumerate()
-            .map(|(i, f)| f.spec(i, &like, self.prompt.is_some()))
+            .map(|(i, f)| f.spec(i, &like[i % like.len()], self.prompt.is_some()))
             .collect::<Result<_>>()?;
         Ok(spec)
     }
@@ -219,7 +254,23 @@ impl ForkFile {
                 .map_err(|fix| CliError::usage(format!("fork[{i}].{name} can't be used")).hint(fix)),
             None => Ok(None),
         };
+        let own = [self.image.is_some(), self.snapshot.is_some(), self.sandbox.is_some()];
+        if own.iter().filter(|given| **given).count() > 1 {
+            return Err(CliError::usage(format!(
+                "fork[{i}] has more than one of image, snapshot and sandbox"
+            ))
+            .hint("leave one: it is what the fork starts from"));
+        }
+        let root = match (&self.image, &self.snapshot) {
+            (Some(image), _) => Some(Root::Image(image.clone())),
+            (None, Some(id)) => Some(Root::Snapshot(id.clone())),
+            (None, None) => None,
+        };
+        // What a fork says of its own start goes before what is said for all.
+        let parent = if root.is_some() { None } else { self.sandbox.clone().or_else(|| like.parent.clone()) };
         Ok(ForkSpec {
+            root,
+            parent,
             name: self.name.clone(),
             prompt: self.prompt.clone().unwrap_or_else(|| like.prompt.clone()),
             model: self.model.clone().unwrap_or_else(|| like.model.clone()),
@@ -232,7 +283,6 @@ impl ForkFile {
                 network_bytes_per_s: None,
             },
             capture: self.capture.clone().unwrap_or_else(|| like.capture.clone()),
-            ..like.clone()
         })
     }
 }

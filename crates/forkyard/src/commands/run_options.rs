@@ -67,7 +67,8 @@ pub struct RunOptions {
     /// Snapshot that sandboxes start from.
     #[arg(long, value_name = "ID", help_heading = "Sandbox")]
     pub snapshot: Option<String>,
-    /// Forks work in children of these sandboxes, which are never changed or destroyed.
+    /// Forks work in children of these sandboxes, with the files that they have; the sandboxes are never changed or
+    /// destroyed. One with an empty /workspace gets the repository.
     #[arg(long, value_name = "ID", help_heading = "Sandbox")]
     pub sandbox: Vec<SandboxId>,
     /// Memory of a sandbox [default: 4GiB].

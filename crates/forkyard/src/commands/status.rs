@@ -1,5 +1,6 @@
 use clap::Args;
 use forkyard_core::view::{ForkView, RunStatus, RunView};
+use forkyard_engine::git::CommitInfo;
 use serde_json::json;
 
 use super::list::state as run_state;
@@ -14,7 +15,7 @@ use crate::render::closing::{closing, table};
 use crate::render::session::day;
 use crate::render::{plain, plain_block};
 use crate::results::{ForkResult, RunResult};
-use crate::runs::{the_fork, the_run, with_yard};
+use crate::runs::{collected, outcome, the_fork, the_run, with_yard};
 
 /// Show a run and its forks, or one fork.
 #[derive(Debug, Clone, Args)]
@@ -32,10 +33,22 @@ impl StatusArgs {
                 let fork = the_fork(yard, &view.id, n).await?;
                 let result = RunResult::read(yard, &view).await?;
                 let result = result.results.iter().find(|r| r.fork_num == n);
+                let collected = collected(yard, &view.id, n).await?;
+                let left_out = collected.as_ref().and_then(|c| c.commits_left_out.clone());
+                let commits = match collected {
+                    Some(c) if c.commits > 0 => {
+                        let o = outcome(yard, &view, n).await?;
+                        yard.git.log(&o.repo, &o.base, &o.commit, MAX_COMMITS).await?
+                    }
+                    Some(_) | None => vec![],
+                };
                 if out.json {
-                    out.json(&json!({ "schema": "forkyard.fork/1", "fork": fork, "result": result }))?;
+                    out.json(&json!({
+                        "schema": "forkyard.fork/1", "fork": fork, "result": result, "commits": commits,
+                        "commits_left_out": left_out,
+                    }))?;
                 } else {
-                    out.text(&one_fork(&fork, result))?;
+                    out.text(&one_fork(&fork, result, &commits, left_out.as_deref()))?;
                 }
                 return Ok(Exit::Success);
             }
@@ -81,7 +94,15 @@ fn head(view: &RunView) -> String {
     )
 }
 
-fn one_fork(f: &ForkView, result: Option<&ForkResult>) -> String {
+/// Commits of a result that are listed.
+const MAX_COMMITS: usize = 100;
+
+fn one_fork(
+    f: &ForkView,
+    result: Option<&ForkResult>,
+    commits: &[CommitInfo],
+    left_out: Option<&str>,
+) -> String {
     let mut out = format!("{}/{}  {}\n", f.run, f.fork, state(f).0);
     let mut line = |name: &str, value: Option<String>| {
         if let Some(value) = value.filter(|v| !v.is_empty()) {
@@ -100,6 +121,11 @@ fn one_fork(f: &ForkView, result: Option<&ForkResult>) -> String {
     line("time", Some(f.driven.to_string()));
     line("diff", f.diff.map(diff_text));
     line("error", f.error.clone());
+    for (i, c) in commits.iter().enumerate() {
+        let name = if i == 0 { "commits" } else { "" };
+        line(name, Some(format!("{} {} ({})", &c.id[..10.min(c.id.len())], c.subject, c.author)));
+    }
+    line("commits", left_out.map(|why| format!("those made inside were left out: {why}")));
     line("captured", result.map(|r| r.captured.join(", ")));
     line(
         "tests",

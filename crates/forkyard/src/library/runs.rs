@@ -384,7 +384,7 @@ impl Run {
         let mut files = BTreeMap::new();
         for f in result.results.iter().filter(|f| f.fork_num == fork) {
             for path in &f.captured {
-                let key = captured_key(self.id.as_str(), fork, path);
+                let key = captured_key(&self.id, fork, path);
                 if let Some(data) = self.yard.store.blob(&key).await.map_err(store_error)? {
                     files.insert(path.clone(), data);
                 }

@@ -57,6 +57,19 @@ pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> 
 /// Of the tests that a fork edited, these many are named.
 const MAX_TESTS_NAMED: usize = 3;
 
+/// A line for each fork that changed tests which nothing protects.
+pub fn edited_tests(result: &RunResult) -> Vec<String> {
+    let edited = result.results.iter().filter(|f| !f.edited_tests.is_empty());
+    edited
+        .map(|f| {
+            let names = f.edited_tests.iter().take(MAX_TESTS_NAMED).map(|t| plain(t)).collect::<Vec<_>>();
+            let more = f.edited_tests.len().saturating_sub(MAX_TESTS_NAMED);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("Fork {} edited tests: {}{more}", f.fork_num, names.join(", "))
+        })
+        .collect()
+}
+
 /// All that is printed when a run has ended.
 pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &Style) -> String {
     let mut out = table(forks, &run.ranking, run.winner).render(style);
@@ -87,11 +100,8 @@ pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &St
             line(&mut out, format!("★ {}/{winner}: {}", run.id, plain(&best.reason)));
         }
     }
-    for f in result.results.iter().filter(|f| !f.edited_tests.is_empty()) {
-        let names = f.edited_tests.iter().take(MAX_TESTS_NAMED).map(|t| plain(t)).collect::<Vec<_>>();
-        let more = f.edited_tests.len().saturating_sub(MAX_TESTS_NAMED);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        line(&mut out, format!("Fork {} edited tests: {}{more}", f.fork_num, names.join(", ")));
+    for warning in edited_tests(result) {
+        line(&mut out, warning);
     }
     let best = run.winner.or_else(|| run.ranking.first().copied());
     let changed = |n: ForkNum| forks.iter().any(|f| f.fork == n && f.diff.is_some_and(|d| !d.is_empty()));

@@ -5,6 +5,7 @@ mod files;
 mod make;
 mod shell;
 mod show;
+mod snapshots;
 
 use std::sync::Arc;
 
@@ -44,6 +45,7 @@ pub enum SandboxCommand {
     /// End a sandbox's processes and keep its files.
     Stop(OneArgs),
     Snapshot(make::SnapshotArgs),
+    Snapshots(snapshots::SnapshotsArgs),
     Fork(make::ForkArgs),
     /// Freeze all processes of a sandbox.
     Pause(OneArgs),
@@ -82,6 +84,7 @@ impl SandboxArgs {
             SandboxCommand::Stats(a) => with_yard(global, async |yard| a.run(yard, out).await),
             SandboxCommand::Health(a) => with_yard(global, async |yard| a.run(yard, out).await),
             SandboxCommand::Snapshot(a) => with_yard(global, async |yard| a.run(yard, out).await),
+            SandboxCommand::Snapshots(a) => with_yard(global, async |yard| a.run(yard, out).await),
             SandboxCommand::Fork(a) => with_yard(global, async |yard| a.run(yard, out).await),
             SandboxCommand::Rm(a) => with_yard(global, async |yard| a.run(yard, out).await),
             SandboxCommand::Start(a) => one(a, out, "start"),
