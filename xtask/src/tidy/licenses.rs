@@ -32,6 +32,16 @@ struct Ban {
 #[derive(Deserialize)]
 struct Licenses {
     allow: Vec<String>,
+    #[serde(default)]
+    clarify: Vec<Clarified>,
+}
+
+/// A crate that names no licence but carries one.
+#[derive(Deserialize)]
+struct Clarified {
+    #[serde(rename = "crate")]
+    name: String,
+    expression: String,
 }
 
 pub fn check(metadata: &Metadata, deny: &str) -> Result<Vec<Finding>> {
@@ -55,7 +65,9 @@ pub fn check(metadata: &Metadata, deny: &str) -> Result<Vec<Finding>> {
         if package.source.as_deref().is_some_and(|s| s != CRATES_IO) {
             findings.push(Finding::new("Cargo.lock", 0, format!("{what} is not from crates.io")));
         }
-        match package.license.as_deref() {
+        let clarified =
+            || deny.licenses.clarify.iter().find(|c| c.name == package.name).map(|c| c.expression.as_str());
+        match package.license.as_deref().or_else(clarified) {
             Some(l) if allowed(l, &deny.licenses.allow) => {}
             license => findings.push(Finding::new(
                 "Cargo.lock",
