@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use forkyard_agent::inference::{
-    ANTHROPIC_BASE_URL, Inference, InferenceSettings, OPENAI_BASE_URL, Provider, Timeouts, Traffic,
+    ANTHROPIC_BASE_URL, Inference, InferenceSettings, OPENAI_BASE_URL, Pressure, Provider, Timeouts, Traffic,
 };
 use forkyard_core::pricing::{CacheTtl, PriceBook};
 use forkyard_core::spec::ModelKnown;
@@ -72,6 +72,12 @@ impl Models {
         let inference = Inference::new(backend, self.config.prices.clone(), InferenceSettings::default());
         open.insert(key, inference.clone());
         Ok((inference, name))
+    }
+
+    /// How the providers that were asked take it, by name.
+    pub fn pressure(&self) -> BTreeMap<&'static str, Pressure> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.values().map(|inference| (inference.provider(), inference.pressure())).collect()
     }
 
     fn provider(&self, model: &str) -> Result<(String, Provider, String), String> {

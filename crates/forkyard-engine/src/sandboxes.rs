@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
 use forkyard_sandbox::{
-    ErrorKind, Labels, Provider, Result, Root, Sandbox, SandboxError, SandboxInfo, SandboxSpec,
+    ErrorKind, Labels, Provider, Result, Root, Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo,
 };
 
 /// What its users handle, so that they need to know of this crate alone.
@@ -40,6 +40,16 @@ impl Sandboxes {
         let mut all = Vec::new();
         for provider in self.0.values() {
             all.extend(provider.list(&Labels::new()).await?);
+        }
+        all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        Ok(all)
+    }
+
+    /// Snapshots of this machine, oldest first.
+    pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        let mut all = Vec::new();
+        for provider in self.0.values() {
+            all.extend(provider.snapshots().await?);
         }
         all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
         Ok(all)

@@ -2,12 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use forkyard_core::SnapshotId;
 use forkyard_core::Usd;
 use forkyard_core::budget::BudgetLimits;
-use forkyard_core::sandbox::Root;
-use forkyard_core::spec::{ForkSpec, MAX_FORKS, RepoSpec, RunSpec, UntilVerified};
-use forkyard_core::{Millis, RunId};
+use forkyard_core::sandbox::{LimitsOverride, Root};
+use forkyard_core::spec::{ForkSpec, MAX_FORKS, RepoSpec, RunSpec, Start, UntilVerified};
+use forkyard_core::{Millis, RunId, SandboxId, SnapshotId};
 use forkyard_engine::activities::is_url;
 use forkyard_engine::git::check_url;
 
@@ -57,11 +56,8 @@ impl App {
         if let Some(plan) = request.sandbox {
             self.sandbox_plan(&mut spec, plan)?;
         }
-        if let Some(AgentPlan { permission_mode, allowed_tools, disallowed_tools }) = request.agent {
-            spec.agent.permission_mode =
-                permission_mode.map(|m| m.as_str().to_string()).or(spec.agent.permission_mode.take());
-            set(&mut spec.agent.allowed_tools, allowed_tools);
-            set(&mut spec.agent.disallowed_tools, disallowed_tools);
+        if let Some(plan) = request.agent {
+            agent_plan(&mut spec.agent, plan);
         }
         Ok(spec)
     }
@@ -80,43 +76,75 @@ impl App {
             Some(prefix) => format!("{prefix}\n\n{prompt}"),
             None => prompt.clone(),
         };
-        let fork = |n: usize| {
+        let fork = |n: usize| -> Result<ForkSpec> {
             let variant =
                 if variants == 0 { Default::default() } else { request.variants[n % variants].clone() };
-            ForkSpec {
+            let root = self.root_of("variants", variant.image, variant.snapshot)?;
+            let parent = variant.sandbox.as_deref().map(sandbox_id).transpose()?;
+            Ok(ForkSpec {
                 name: variant.name,
                 prompt: prefixed(variant.prompt.as_ref().unwrap_or(&request.prompt)),
                 model: variant.model.or(request.model.clone()).unwrap_or_else(|| like.model.clone()),
                 system_prompt: variant.system_prompt,
-                capture: request.capture.clone().unwrap_or_else(|| like.capture.clone()),
-                ..like.clone()
-            }
+                root: root.or_else(|| like.root.clone()),
+                parent: parent.or_else(|| like.parent.clone()),
+                limits: LimitsOverride {
+                    memory_bytes: variant.memory_bytes,
+                    cpus: variant.cpus,
+                    disk_bytes: variant.disk_bytes,
+                    processes: variant.processes,
+                    network_bytes_per_s: variant.network_bytes_per_s,
+                },
+                capture: variant.capture.or(request.capture.clone()).unwrap_or_else(|| like.capture.clone()),
+            })
         };
-        Ok((0..count).map(fork).collect())
+        (0..count).map(fork).collect()
+    }
+
+    /// What a sandbox starts from, if one of the two is said.
+    fn root_of(&self, field: &str, image: Option<String>, snapshot: Option<String>) -> Result<Option<Root>> {
+        match (image, snapshot) {
+            (Some(_), Some(snapshot)) => Err(ApiError::field(
+                &format!("{field}.snapshot"),
+                snapshot,
+                "can't stand beside an image",
+                "give one of the two",
+            )),
+            (Some(image), None) => Ok(Some(Root::Image(self.image(&image)?))),
+            (None, Some(id)) => {
+                let wrong = |e: forkyard_core::InvalidId| {
+                    ApiError::field(
+                        &format!("{field}.snapshot"),
+                        &id,
+                        &e.to_string(),
+                        "name an existing snapshot",
+                    )
+                };
+                Ok(Some(Root::Snapshot(SnapshotId::new(id.as_str()).map_err(wrong)?)))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Sandboxes that forks are to start from are there.
+    pub(crate) async fn check_starts(&self, spec: &RunSpec) -> Result<()> {
+        for start in spec.starts() {
+            if let Start::Parent(id) = start {
+                self.parts().sandboxes.find(&id).await?;
+            }
+        }
+        Ok(())
     }
 
     fn sandbox_plan(&self, spec: &mut RunSpec, plan: SandboxPlan) -> Result<()> {
         let sandbox = &mut spec.sandbox;
         set(&mut sandbox.provider, plan.provider.map(Into::into));
-        sandbox.root = match (plan.image, plan.snapshot) {
-            (Some(_), Some(snapshot)) => {
-                return Err(ApiError::field(
-                    "sandbox.snapshot",
-                    snapshot,
-                    "can't stand beside an image",
-                    "give one of the two",
-                ));
-            }
-            (Some(image), None) => Root::Image(self.image(&image)?),
-            (None, Some(id)) => Root::Snapshot(SnapshotId::new(id.as_str()).map_err(|e| {
-                ApiError::field("sandbox.snapshot", &id, &e.to_string(), "name an existing snapshot")
-            })?),
-            (None, None) => sandbox.root.clone(),
-        };
+        set(&mut sandbox.root, self.root_of("sandbox", plan.image, plan.snapshot)?);
         sandbox.limits.memory_bytes = plan.memory_bytes.or(sandbox.limits.memory_bytes);
         sandbox.limits.cpus = plan.cpus.or(sandbox.limits.cpus);
         sandbox.limits.disk_bytes = plan.disk_bytes.or(sandbox.limits.disk_bytes);
         sandbox.limits.processes = plan.processes.or(sandbox.limits.processes);
+        sandbox.limits.network_bytes_per_s = plan.network_bytes_per_s.or(sandbox.limits.network_bytes_per_s);
         set(&mut sandbox.env, plan.env);
         set(&mut sandbox.strict, plan.strict);
         set(&mut sandbox.network.mode, plan.network.map(Into::into));
@@ -178,6 +206,22 @@ impl App {
         }
         real.into_os_string().into_string().map_err(|_| refused("its real name is not UTF-8"))
     }
+}
+
+fn agent_plan(agent: &mut forkyard_core::spec::AgentPlan, plan: AgentPlan) {
+    agent.permission_mode =
+        plan.permission_mode.map(|m| m.as_str().to_string()).or(agent.permission_mode.take());
+    set(&mut agent.allowed_tools, plan.allowed_tools);
+    set(&mut agent.disallowed_tools, plan.disallowed_tools);
+    agent.prompt_template = plan.prompt_template.or(agent.prompt_template.take());
+    agent.max_tool_calls = plan.max_tool_calls.or(agent.max_tool_calls);
+    agent.effort = plan.effort.map(Into::into).or(agent.effort);
+    agent.max_output_tokens = plan.max_output_tokens.or(agent.max_output_tokens);
+}
+
+fn sandbox_id(text: &str) -> Result<SandboxId> {
+    SandboxId::new(text)
+        .map_err(|e| ApiError::field("variants.sandbox", text, &e.to_string(), "name an existing sandbox"))
 }
 
 fn real_path(path: &str) -> Option<PathBuf> {

@@ -40,6 +40,7 @@ mod error;
 mod exit;
 mod follow;
 mod library;
+mod observe;
 mod output;
 mod reference;
 mod render;

@@ -19,7 +19,7 @@ use tracing::{Instrument, Span};
 
 use super::backend::{Answer, Backend, Billing, Call, Failure, RateLimits, Watch};
 use super::estimate::{Conversations, shared_prefix, weigh};
-use super::limiter::Limiter;
+use super::limiter::{Limiter, Pressure};
 use super::purse::{Admitted, Bound, Counter, Purse, Wish};
 use super::reserve::Reservation;
 use super::retry::{Retries, RetrySettings};
@@ -67,6 +67,10 @@ impl Inference {
 
     pub fn provider(&self) -> &'static str {
         self.backend.name()
+    }
+
+    pub fn pressure(&self) -> Pressure {
+        self.limiter.pressure()
     }
 
     pub fn prices(&self) -> &PriceBook {

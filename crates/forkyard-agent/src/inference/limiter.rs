@@ -49,6 +49,13 @@ impl Limiter {
         (left > Duration::ZERO).then_some(left)
     }
 
+    pub fn pressure(&self) -> Pressure {
+        let state = self.state();
+        let now = Instant::now();
+        let closed_for = state.closed_until.map_or(Duration::ZERO, |t| t.saturating_duration_since(now));
+        Pressure { in_flight: state.in_flight, window: state.window, closed_for }
+    }
+
     /// Waits for the right to send one request.
     pub async fn acquire(self: &Arc<Self>) -> Permit {
         loop {
@@ -102,6 +109,16 @@ impl Limiter {
     }
 }
 
+/// How a provider takes what is asked of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pressure {
+    pub in_flight: usize,
+    /// Requests that may be under way at once.
+    pub window: usize,
+    /// No request is sent for so long.
+    pub closed_for: Duration,
+}
+
 impl State {
     fn close(&mut self, until: Instant) {
         self.closed_until = Some(self.closed_until.map_or(until, |t| t.max(until)));
@@ -138,6 +155,8 @@ mod tests {
         let start = Instant::now();
         limiter.pushback(Duration::from_millis(30));
         limiter.pushback(Duration::from_millis(20));
+        let pressure = limiter.pressure();
+        assert_eq!((pressure.in_flight, pressure.window), (8, 4));
         drop(permits);
         let mut held = vec![limiter.acquire().await];
         assert!(start.elapsed() >= Duration::from_millis(30), "never earlier than asked");

@@ -32,6 +32,7 @@ pub use backend::{Answer, Backend, Billing, Call, Failure, FailureKind, Passed, 
 pub use error::InferenceError;
 pub use http::{HttpBackend, MAX_STREAM_BYTES, Timeouts, Wire};
 pub use layer::{Inference, InferenceSettings, MIN_USEFUL_OUTPUT_TOKENS, Session, SessionSpec};
+pub use limiter::Pressure;
 pub use message::{Block, Image, Message, RawJson, ResultPart, Role, StopReason, ToolDef};
 pub use model::{Collect, Delta, DeltaSink, Model, Notice, Silent, TurnRequest, TurnResponse};
 pub use open::{BadProvider, Provider, Traffic};

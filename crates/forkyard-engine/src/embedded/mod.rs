@@ -24,6 +24,7 @@ use forkyard_store::{
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use crate::activity::Activities;
 use crate::clock::Clock;
@@ -32,6 +33,7 @@ use crate::{Engine, EngineError, log};
 pub use driver::DriveEnd;
 pub use owner::{Owner, is_gone};
 use slots::HostSlots;
+pub use slots::Room;
 
 /// How often a worker looks for runs that nobody drives, besides when the store says that something changed.
 const SCAN_EVERY: Duration = Duration::from_secs(1);
@@ -89,8 +91,8 @@ struct Inner {
     config: EmbeddedConfig,
     slots: HostSlots,
     driving: Mutex<BTreeSet<RunId>>,
-    /// Those of them whose lease this process has.
-    held: Mutex<BTreeSet<RunId>>,
+    /// Those of them whose lease this process has, and the last position that each had when it got it.
+    held: Mutex<BTreeMap<RunId, u64>>,
 }
 
 impl Embedded {
@@ -125,8 +127,12 @@ impl Embedded {
         }
         let _guard = Driving { inner: &self.0, run };
         let Some(lease) = self.acquire(run).await? else { return Ok(None) };
-        lock(&self.0.held).insert(run.clone());
-        driver::drive(&self.0, run, lease, stop).await.map(Some)
+        // A store that is away is waited for by the driver; where nothing is known, nothing counts as its doing.
+        let from = self.0.store.last_position(run).await.unwrap_or(u64::MAX);
+        lock(&self.0.held).insert(run.clone(), from);
+        // Of the highest level: whatever is logged while it is driven says of which run it is.
+        let span = tracing::error_span!("run", otel.name = "drive run", %run);
+        driver::drive(&self.0, run, lease, stop).instrument(span).await.map(Some)
     }
 
     /// The lease, if nobody has it, or if whoever has it is known to be gone.
@@ -144,7 +150,17 @@ impl Embedded {
 
     /// Whether this process drives the run at this moment.
     pub fn is_driving(&self, run: &RunId) -> bool {
-        lock(&self.0.held).contains(run)
+        lock(&self.0.held).contains_key(run)
+    }
+
+    /// The runs that this process drives at this moment, each with the position after which their events are its doing.
+    pub fn driving(&self) -> BTreeMap<RunId, u64> {
+        lock(&self.0.held).clone()
+    }
+
+    /// Room for forks on this host, as this process sees it.
+    pub fn room(&self) -> Room {
+        self.0.slots.room(self.0.config.host_limit)
     }
 
     /// Whether a process that may be alive drives it.

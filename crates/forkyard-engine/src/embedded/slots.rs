@@ -28,7 +28,23 @@ impl Drop for Slot {
     }
 }
 
+/// How much room a host has for forks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    pub limit: usize,
+    pub used: usize,
+    /// Forks in the queue.
+    pub waiting: usize,
+}
+
 impl HostSlots {
+    pub fn room(&self, limit: usize) -> Room {
+        let s = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = s.waiting.values().flatten().filter(|tx| !tx.is_closed()).count();
+        let used = isize::try_from(limit).unwrap_or(isize::MAX) - s.free;
+        Room { limit, used: usize::try_from(used).unwrap_or(0), waiting }
+    }
+
     pub fn new(limit: usize) -> HostSlots {
         HostSlots(Arc::new(Mutex::new(State {
             free: isize::try_from(limit).unwrap_or(isize::MAX),
@@ -101,12 +117,14 @@ mod tests {
         let slots = HostSlots::new(1);
         let (a, b) = (RunId::new("a").unwrap(), RunId::new("b").unwrap());
         let first = slots.acquire(&a).await;
+        assert_eq!(slots.room(1), Room { limit: 1, used: 1, waiting: 0 });
         let mut a2 = Box::pin(slots.acquire(&a));
         let mut a3 = Box::pin(slots.acquire(&a));
         let mut b1 = Box::pin(slots.acquire(&b));
         assert!((&mut a2).now_or_never().is_none());
         assert!((&mut a3).now_or_never().is_none());
         assert!((&mut b1).now_or_never().is_none());
+        assert_eq!(slots.room(1), Room { limit: 1, used: 1, waiting: 3 });
         drop(first);
         let held = (&mut b1).now_or_never().expect("b had none yet");
         drop(a2);

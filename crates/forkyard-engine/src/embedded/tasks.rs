@@ -7,6 +7,7 @@ use std::time::Duration;
 use forkyard_core::task::{Dispatch, ErrorClass, TaskError, TaskKind, TaskResult};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::timers::Machine;
 use crate::activity::{Activities, Heartbeat, Job};
@@ -42,12 +43,15 @@ impl Tasks {
         let kind = dispatch.task.kind();
         let limit = dispatch.limit.as_duration();
         let job = job(cancel.clone(), heartbeat.clone());
+        // Of the highest level, as the run's.
+        let fork = job.fork.as_ref().map(|(fork, _)| *fork);
+        let span = tracing::error_span!("task", otel.name = kind.as_str(), run = %job.run, fork, attempt = job.attempt.0);
         let (activities, lost_after, grace) = (self.activities.clone(), self.lost_after, self.grace);
         self.cancels.insert((machine, serial), cancel.clone());
         self.set.spawn(async move {
             // A task of its own, so that a panic in an activity is an error of that activity.
             let mut work = JoinSet::new();
-            work.spawn(async move { activities.perform(job).await });
+            work.spawn(async move { activities.perform(job).await }.instrument(span));
             let watched = async {
                 tokio::select! {
                     biased;

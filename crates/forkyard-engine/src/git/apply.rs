@@ -3,6 +3,7 @@
 use super::command::{Around, Git, git};
 use super::error::{GitError, GitErrorKind, Result};
 use super::names::{CommitId, check_branch};
+use super::quarantine::CommitLimits;
 use super::repo::Repo;
 
 /// What was done.
@@ -30,16 +31,8 @@ impl Git {
             return Err(GitError::invalid("a branch can't be called HEAD"));
         }
         if !self.has(target, commit).await? {
-            if !self.has(target, base).await? {
-                return Err(GitError::new(
-                    GitErrorKind::NotFound,
-                    format!("the repository does not have commit {base}, which the result is based on"),
-                )
-                .hint("run `git fetch` there, or apply the result as a patch"));
-            }
-            let wanted = format!("{commit}\n^{base}\n");
-            let call = git(["pack-objects", "--revs", "--stdout", "--quiet"]).stdin(wanted);
-            let pack = self.run(self.on_objects(source, call)).await?.stdout;
+            self.check_base(target, base).await?;
+            let pack = self.pack(source, base, commit).await?;
             self.take_pack(target, pack).await?;
         }
         let name = format!("refs/heads/{branch}");
@@ -53,6 +46,42 @@ impl Git {
                 .hint("name another one with --branch"));
         }
         Err(GitError::from_stderr("git update-ref", &answer.stderr))
+    }
+
+    /// The commits from `base` to `commit` with all that is new in them, for another machine's repository.
+    pub async fn pack(&self, repo: &Repo, base: &CommitId, commit: &CommitId) -> Result<Vec<u8>> {
+        let wanted = format!("{commit}\n^{base}\n");
+        let call = git(["pack-objects", "--revs", "--stdout", "--quiet"]).stdin(wanted);
+        Ok(self.run(self.on_objects(repo, call)).await?.stdout)
+    }
+
+    /// As [`Git::apply_branch`], where the objects come from another machine: checked like those of a sandbox.
+    pub async fn apply_pack(
+        &self,
+        pack: Vec<u8>,
+        base: &CommitId,
+        commit: &CommitId,
+        target: &Repo,
+        branch: &str,
+    ) -> Result<Applied> {
+        if !self.has(target, commit).await? {
+            self.check_base(target, base).await?;
+            let mut quarantine = self.quarantine(target, base).await?;
+            quarantine.take_commits(commit, pack, CommitLimits::default()).await?;
+            quarantine.release().await?;
+        }
+        self.apply_branch(target, base, commit, target, branch).await
+    }
+
+    async fn check_base(&self, target: &Repo, base: &CommitId) -> Result<()> {
+        if self.has(target, base).await? {
+            return Ok(());
+        }
+        Err(GitError::new(
+            GitErrorKind::NotFound,
+            format!("the repository does not have commit {base}, which the result is based on"),
+        )
+        .hint("run `git fetch` there, or apply the result as a patch"))
     }
 
     /// Applies a patch to the files of the user's working tree, uncommitted changes included. If one hunk does not fit,

@@ -232,16 +232,25 @@ impl Quarantine<'_> {
                 commit = CommitId::new(made)?;
             }
         }
-        if commit == *self.base {
-            return Ok(commit);
+        self.bring(&commit).await?;
+        Ok(commit)
+    }
+
+    /// Brings the commits that were taken into the repository, as they are.
+    pub async fn release(&self) -> Result<()> {
+        self.bring(&self.tip).await
+    }
+
+    async fn bring(&self, commit: &CommitId) -> Result<()> {
+        if commit == self.base {
+            return Ok(());
         }
         let wanted = format!("{commit}\n^{}\n", self.base);
         let call = git(["pack-objects", "--revs", "--stdout", "--quiet"]).stdin(wanted);
         let pack = self.git.run(self.inside(call)).await?.stdout;
         // Checked where it is: a pack that is refused leaves its remains behind.
         self.git.index_pack(|call| self.inside(call), pack.clone()).await?;
-        self.git.take_pack(self.repo, pack).await?;
-        Ok(commit)
+        self.git.take_pack(self.repo, pack).await
     }
 }
 

@@ -21,6 +21,8 @@ pub struct Event {
     /// Null: of the run itself.
     pub fork: Option<u32>,
     pub position: u64,
+    /// Counts from 1 in its own stream: the run's, the fork's, or that of one attempt of its agent.
+    pub seq: u64,
     #[serde(rename = "type")]
     pub kind: String,
     pub version: u16,
@@ -41,6 +43,7 @@ impl From<Recorded> for Event {
             run,
             fork,
             position: r.position,
+            seq: r.seq,
             kind: r.event.kind,
             version: r.event.version,
             at: r.event.at.0,

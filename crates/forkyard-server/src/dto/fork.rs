@@ -1,6 +1,7 @@
 //! Forks, and what they came to.
 
 use forkyard_core::view::{self, ForkView};
+use forkyard_engine::git::CommitInfo;
 use forkyard_engine::ports::MessageKind;
 use forkyard_store::Recorded;
 use serde::{Deserialize, Serialize};
@@ -140,6 +141,28 @@ impl From<Recorded> for Checkpoint {
             checkpoint: r.event.data["checkpoint"].take(),
         }
     }
+}
+
+/// What a commit says of itself.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct Commit {
+    pub id: String,
+    pub author: String,
+    /// Milliseconds since 1970.
+    pub at: u64,
+    pub subject: String,
+}
+
+impl From<CommitInfo> for Commit {
+    fn from(c: CommitInfo) -> Commit {
+        Commit { id: c.id, author: c.author, at: c.at.0, subject: c.subject }
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Commits {
+    /// Newest first, at most 100.
+    pub commits: Vec<Commit>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

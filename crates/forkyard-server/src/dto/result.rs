@@ -247,6 +247,16 @@ pub struct OneFile {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
+pub struct PatchOf {
+    /// Only of this file or folder.
+    pub path: Option<String>,
+    /// For people: that a binary file differs is said, not how.
+    pub text: Option<bool>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub struct FileContent {
     pub path: String,
 }

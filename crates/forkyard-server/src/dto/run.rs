@@ -16,6 +16,7 @@ mirror!(RunStatus of view::RunStatus, "snake_case" { Pending, Preparing, Running
 mirror!(RunOutcome of view::RunOutcome, "snake_case" { Success, Failed, Cancelled });
 mirror!(EngineKind of view::EngineKind, "snake_case" { Embedded, Temporal });
 mirror!(Provider of sandbox::ProviderKind, "lowercase" { Local, Docker, E2b, Daytona });
+mirror!(Effort of forkyard_core::spec::Effort, "snake_case" { Low, Medium, High, Max });
 mirror!(NetworkMode of sandbox::NetworkMode, "lowercase" { None, Isolated, Bridge });
 
 /// One submitted job.
@@ -199,6 +200,17 @@ pub struct Variant {
     pub prompt: Option<String>,
     pub model: Option<String>,
     pub system_prompt: Option<String>,
+    /// An image, a snapshot or a sandbox of its own to start from, instead of the run's.
+    pub image: Option<String>,
+    pub snapshot: Option<String>,
+    /// It works in a child of this sandbox, which stays as it is.
+    pub sandbox: Option<String>,
+    pub memory_bytes: Option<u64>,
+    pub cpus: Option<f64>,
+    pub disk_bytes: Option<u64>,
+    pub processes: Option<u32>,
+    pub network_bytes_per_s: Option<u64>,
+    pub capture: Option<Vec<String>>,
 }
 
 /// Start more forks until this many are verified.
@@ -221,6 +233,8 @@ pub struct SandboxPlan {
     pub cpus: Option<f64>,
     pub disk_bytes: Option<u64>,
     pub processes: Option<u32>,
+    /// Bytes a second and direction.
+    pub network_bytes_per_s: Option<u64>,
     pub env: Option<BTreeMap<String, String>>,
     pub strict: Option<bool>,
     pub network: Option<NetworkMode>,
@@ -237,6 +251,13 @@ pub struct AgentPlan {
     pub permission_mode: Option<PermissionMode>,
     pub allowed_tools: Option<Vec<String>>,
     pub disallowed_tools: Option<Vec<String>>,
+    /// Template of the agent's system prompt.
+    pub prompt_template: Option<String>,
+    /// Of one turn.
+    pub max_tool_calls: Option<u32>,
+    pub effort: Option<Effort>,
+    /// Tokens of one answer.
+    pub max_output_tokens: Option<u32>,
 }
 
 /// What the agent may do without being asked about it.

@@ -119,6 +119,8 @@ pub struct CreateSandbox {
     pub network: Option<NetworkMode>,
     pub allow: Option<Vec<String>>,
     pub no_default_allow: Option<bool>,
+    /// Bytes a second and direction.
+    pub network_bytes_per_s: Option<u64>,
     /// It ends by itself after this time; two hours if it is not said.
     #[schema(minimum = 1000, maximum = 604800000)]
     pub lifetime_ms: Option<u64>,
@@ -311,6 +313,8 @@ pub struct Snapshot {
     pub provider: Provider,
     /// `copied`: commands ran.
     pub mode: SnapshotMode,
+    /// Of a run: `run` and what else it knows.
+    pub labels: BTreeMap<String, String>,
     pub created_at: u64,
     pub bytes: Option<u64>,
 }
@@ -321,10 +325,17 @@ impl From<types::SnapshotInfo> for Snapshot {
             id: i.id.to_string(),
             provider: i.provider.into(),
             mode: i.mode.into(),
+            labels: i.labels,
             created_at: i.created_at.0,
             bytes: i.bytes,
         }
     }
+}
+
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Snapshots {
+    /// Oldest first.
+    pub snapshots: Vec<Snapshot>,
 }
 
 #[derive(Debug, Default, Serialize, Deserialize, ToSchema)]

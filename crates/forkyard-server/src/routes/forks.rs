@@ -8,7 +8,8 @@ use forkyard_core::ForkNum;
 use forkyard_core::run::Command;
 use forkyard_core::spec::ForkSpec;
 use forkyard_core::view::{ForkView, RunView};
-use forkyard_engine::git::MAX_OUTPUT_BYTES;
+use forkyard_engine::activities::captured_key;
+use forkyard_engine::git::{DiffSummary, MAX_OUTPUT_BYTES};
 use forkyard_engine::ports::{MessageKind, StoredText};
 use forkyard_engine::results::{self, Outcome};
 use forkyard_engine::{EngineError, log};
@@ -19,9 +20,9 @@ use super::runs::{command, idempotency_key};
 use crate::App;
 use crate::access::Principal;
 use crate::dto::event::{Event, EventPage};
-use crate::dto::fork::{Checkpoint, Checkpoints, Fork, ForkList, Interrupt, Message, Queued};
+use crate::dto::fork::{Checkpoint, Checkpoints, Commits, Fork, ForkList, Interrupt, Message, Queued};
 use crate::dto::result::{
-    Comparison, Diff, FileContent, Files, OneFile, PageOf, ResultFiles, Results, WhichForks,
+    Comparison, Diff, FileContent, Files, OneFile, PageOf, PatchOf, ResultFiles, Results, WhichForks,
 };
 use crate::dto::run::{Accepted, AddForks};
 use crate::error::{ApiError, Code, Result};
@@ -33,6 +34,8 @@ const MAX_SHOWN_PATCH: usize = 1 << 20;
 /// Bytes of one file of a result.
 const MAX_FILE_BYTES: u64 = 32 << 20;
 const MAX_MESSAGE_CHARS: usize = 10_000;
+/// Commits of a result that are listed.
+const MAX_COMMITS: usize = 100;
 
 type At = (String, u32);
 
@@ -149,9 +152,7 @@ pub(super) async fn fork_diff(
     let mut paths = vec![];
     if let Some(path) = of.path {
         let path = path.trim_end_matches('/').to_string();
-        summary.files.retain(|f| {
-            f.path.strip_prefix(path.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        });
+        only_below(&mut summary, &path);
         // Names of the result, not of the request: git takes some names for patterns.
         paths = summary.files.iter().map(|f| f.path.clone()).collect();
         if paths.is_empty() {
@@ -167,15 +168,80 @@ pub(super) async fn fork_diff(
 
 /// The result as a patch that `git apply` takes, binary files included.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/patch", tag = "forks",
-    params(("run" = String, Path), ("fork" = u32, Path)), security(("token" = ["read"])),
+    params(("run" = String, Path), ("fork" = u32, Path), PatchOf), security(("token" = ["read"])),
     responses((status = 200, content_type = "text/x-patch", body = String)))]
-pub(super) async fn fork_patch(State(app): State<App>, Path(at): Path<At>) -> Result<Response> {
+pub(super) async fn fork_patch(
+    State(app): State<App>,
+    Path(at): Path<At>,
+    Query(of): Query<PatchOf>,
+) -> Result<Response> {
     let (run, fork, o) = outcome(&app, &at).await?;
-    let patch = app.parts().git.patch(&o.repo, &o.base, &o.commit, MAX_OUTPUT_BYTES).await?;
+    let git = &app.parts().git;
+    let patch = if of.text.unwrap_or(false) || of.path.is_some() {
+        let mut summary = git.diff(&o.repo, &o.base, &o.commit).await?;
+        let mut paths = vec![];
+        if let Some(path) = &of.path {
+            only_below(&mut summary, path);
+            paths = summary.files.iter().map(|f| f.path.clone()).collect();
+        }
+        match of.path.is_some() && paths.is_empty() {
+            true => vec![],
+            false => git.patch_of(&o.repo, &o.base, &o.commit, &paths, MAX_OUTPUT_BYTES).await?,
+        }
+    } else {
+        git.patch(&o.repo, &o.base, &o.commit, MAX_OUTPUT_BYTES).await?
+    };
     let name = format!("attachment; filename=\"{}-{}.patch\"", run.id, fork.fork);
     let name = HeaderValue::from_str(&name).map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
     let kind = HeaderValue::from_static("text/x-patch");
     Ok(([(header::CONTENT_TYPE, kind), (header::CONTENT_DISPOSITION, name)], patch).into_response())
+}
+
+fn only_below(summary: &mut DiffSummary, path: &str) {
+    let path = path.trim_end_matches('/');
+    let below = |f: &str| f.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    summary.files.retain(|f| below(&f.path));
+}
+
+/// The result's commits and all that is new in them, as a git pack: `git index-pack --stdin` takes it where the base is.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/pack", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path)), security(("token" = ["read"])),
+    responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>)))]
+pub(super) async fn fork_pack(State(app): State<App>, Path(at): Path<At>) -> Result<Response> {
+    let (_, _, o) = outcome(&app, &at).await?;
+    let pack = app.parts().git.pack(&o.repo, &o.base, &o.commit).await?;
+    let kind = HeaderValue::from_static("application/octet-stream");
+    Ok(([(header::CONTENT_TYPE, kind)], pack).into_response())
+}
+
+/// The commits of a result, newest first.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/commits", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path)), security(("token" = ["read"])),
+    responses((status = 200, body = Commits)))]
+pub(super) async fn fork_commits(State(app): State<App>, Path(at): Path<At>) -> Result<Json<Commits>> {
+    let (_, _, o) = outcome(&app, &at).await?;
+    let found = app.parts().git.log(&o.repo, &o.base, &o.commit, MAX_COMMITS).await?;
+    Ok(Json(Commits { commits: found.into_iter().map(Into::into).collect() }))
+}
+
+/// One file that was captured beside the diff, as it is.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/captured/content", tag = "forks",
+    params(("run" = String, Path), ("fork" = u32, Path), FileContent), security(("token" = ["read"])),
+    responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>)))]
+pub(super) async fn captured_file(
+    State(app): State<App>,
+    Path(at): Path<At>,
+    Query(of): Query<FileContent>,
+) -> Result<Response> {
+    let (run, fork) = found(&app, &at).await?;
+    let missing = || ApiError::new(Code::FileNotFound, format!("no file {:?} was captured", of.path));
+    let state = log::load_fork(app.store(), &run.id, fork.fork).await?.ok_or_else(missing)?.0;
+    // Only what the fork itself names: a path from outside is no key of the store.
+    let captured = state.result().collected.map(|c| c.captured).unwrap_or_default();
+    let path = captured.into_iter().find(|p| *p == of.path).ok_or_else(missing)?;
+    let data = app.store().blob(&captured_key(&run.id, fork.fork, &path)).await?.ok_or_else(missing)?;
+    let kind = HeaderValue::from_static("application/octet-stream");
+    Ok(([(header::CONTENT_TYPE, kind)], data).into_response())
 }
 
 /// The files of a result, and which of them it changed.

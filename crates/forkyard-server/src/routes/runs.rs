@@ -55,6 +55,7 @@ pub(super) async fn create_run(
         let repo = parts.git.open(std::path::Path::new(&spec.repo.source)).await?;
         parts.git.resolve(&repo, spec.repo.branch.as_deref()).await?;
     }
+    app.check_starts(&spec).await?;
     let id = new_run_id();
     let made = app.engine().submit(id.clone(), spec.clone(), key).await?;
     let new = made == id;

@@ -15,7 +15,7 @@ use crate::App;
 use crate::access::{Principal, random_id, stable_id};
 use crate::dto::sandbox::{
     AllStats, Children, CreateSandbox, ForkSandbox, ListSandboxes, Sandbox, SandboxHealth, SandboxPage,
-    SandboxStats, Snapshot, SnapshotRequest, Stats,
+    SandboxStats, Snapshot, SnapshotRequest, Snapshots, Stats,
 };
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
@@ -69,7 +69,7 @@ impl App {
             processes: within("processes", u64::from(r.processes.unwrap_or(usual.processes)), 4, 1 << 22)?
                 as u32,
             cpus: r.cpus.unwrap_or(usual.cpus),
-            ..usual
+            network_bytes_per_s: r.network_bytes_per_s.or(usual.network_bytes_per_s),
         };
         if !(0.01..=1024.0).contains(&limits.cpus) {
             return Err(ApiError::field(
@@ -246,6 +246,59 @@ pub(super) async fn stop_sandbox(
     app.record(&by, "sandbox.stop", &id, serde_json::Value::Null).await?;
     provider.stop(&info.id).await?;
     Ok(Json(app.find_sandbox(&id).await?.1.into()))
+}
+
+/// Freezes all processes of a sandbox.
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/pause", tag = "sandboxes", params(("sandbox" = String, Path)),
+    security(("token" = ["steer"])), responses((status = 200, body = Sandbox)))]
+pub(super) async fn pause_sandbox(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<Sandbox>> {
+    let sandbox = app.attach(&id).await?;
+    app.record(&by, "sandbox.pause", &id, serde_json::Value::Null).await?;
+    sandbox.pause().await?;
+    Ok(Json(app.find_sandbox(&id).await?.1.into()))
+}
+
+/// Lets a paused sandbox go on.
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/resume", tag = "sandboxes", params(("sandbox" = String, Path)),
+    security(("token" = ["steer"])), responses((status = 200, body = Sandbox)))]
+pub(super) async fn resume_sandbox(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<Sandbox>> {
+    let sandbox = app.attach(&id).await?;
+    app.record(&by, "sandbox.resume", &id, serde_json::Value::Null).await?;
+    sandbox.resume().await?;
+    Ok(Json(app.find_sandbox(&id).await?.1.into()))
+}
+
+/// Snapshots of the server's machine, those of runs included.
+#[utoipa::path(get, path = "/api/v1/snapshots", tag = "sandboxes", security(("token" = ["read"])),
+    responses((status = 200, body = Snapshots)))]
+pub(super) async fn list_snapshots(State(app): State<App>) -> Result<Json<Snapshots>> {
+    let all = app.parts().sandboxes.snapshots().await?;
+    Ok(Json(Snapshots { snapshots: all.into_iter().map(Into::into).collect() }))
+}
+
+/// Removes a snapshot; sandboxes that were made from it keep working.
+#[utoipa::path(delete, path = "/api/v1/snapshots/{snapshot}", tag = "sandboxes", params(("snapshot" = String, Path)),
+    security(("token" = ["steer"])), responses((status = 204)))]
+pub(super) async fn delete_snapshot(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<StatusCode> {
+    let sandboxes = &app.parts().sandboxes;
+    let found = sandboxes.snapshots().await?.into_iter().find(|s| s.id.as_str() == id);
+    let missing = || ApiError::new(Code::FileNotFound, "there is no such snapshot");
+    let found = found.ok_or_else(missing)?;
+    app.record(&by, "snapshot.delete", &id, json!(found.labels)).await?;
+    sandboxes.provider(found.provider)?.remove_snapshot(&found.id).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// What a sandbox uses.

@@ -16,10 +16,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::gc;
 use super::run_options::RunOptions;
-use super::worker::log_to_stderr;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
+use crate::observe::Observer;
 use crate::output::Output;
 use crate::runs::{stop_on_signals, with_flags};
 use crate::yard::Yard;
@@ -72,7 +72,7 @@ impl ServeArgs {
 
     async fn serve(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
         let s = &yard.settings;
-        log_to_stderr(&s.log);
+        let observer = Observer::start(s, true)?;
         let address: IpAddr = match s.server_address.as_str() {
             "localhost" => IpAddr::from([127, 0, 0, 1]),
             text => text.parse().map_err(|_| {
@@ -125,10 +125,13 @@ impl ServeArgs {
         };
         let serving =
             async { tokio::join!(forkyard_server::serve(listener, app.router(), tls, stop.clone()), work) };
-        tokio::select! {
-            _ = serving => {}
-            () = tidying => {}
-        }
+        let until_stopped = async {
+            tokio::select! {
+                _ = serving => {}
+                () = tidying => {}
+            }
+        };
+        observer.over(yard, until_stopped).await;
         Ok(Exit::Success)
     }
 }

@@ -6,6 +6,7 @@ use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow;
+use crate::observe::Observer;
 use crate::output::Output;
 use crate::runs::{stop_on_signals, the_run, with_flags};
 
@@ -32,26 +33,18 @@ impl WorkerArgs {
         let mut flags = global.flags()?;
         flags.set_option("engine.host_concurrency", "--concurrency", self.concurrency.as_ref());
         with_flags(global, flags, async |yard| {
-            log_to_stderr(&yard.settings.log);
+            let observer = Observer::start(&yard.settings, self.run.is_none())?;
             let stop = stop_on_signals()?;
             if let Some(run) = &self.run {
                 the_run(yard, run).await?;
-                follow::drive_patiently(yard, run, stop).await?;
+                observer.over(yard, follow::drive_patiently(yard, run, stop)).await?;
                 return Ok(Exit::Success);
             }
             if !out.json {
                 out.line("Driving runs until stopped by ctrl-C or SIGTERM.")?;
             }
-            yard.engine.work(ProcessKind::Worker, stop).await;
+            observer.over(yard, yard.engine.work(ProcessKind::Worker, stop)).await;
             Ok(Exit::Success)
         })
     }
-}
-
-/// What happens in a worker is told on standard error.
-pub fn log_to_stderr(filter: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    // Fails only if somebody listens already.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }

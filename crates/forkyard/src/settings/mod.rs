@@ -17,7 +17,7 @@ pub use error::{Origin, SettingsError, nearest};
 pub use home::{PROJECT_FILE, USER_FILE, environment, find_project_file, home, read_file};
 pub use reference::markdown;
 pub use resolve::{Effective, Resolved, Sources, resolve, setting};
-pub use table::{ColorMode, Settings, TABLE};
+pub use table::{ColorMode, LogFormat, Settings, TABLE};
 pub use trust::Trust;
 pub use value::{ByteSize, Raw, Value};
 

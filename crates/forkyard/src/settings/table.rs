@@ -37,6 +37,9 @@ const fn var(name: &'static str) -> Var {
 const fn in_gib(name: &'static str) -> Var {
     Var { name, reads: Reads::InUnit("GiB") }
 }
+const fn in_ms(name: &'static str) -> Var {
+    Var { name, reads: Reads::InUnit("ms") }
+}
 const fn negated(name: &'static str) -> Var {
     Var { name, reads: Reads::Negated }
 }
@@ -220,10 +223,19 @@ settings! {
     /// Its key (PEM).
     temporal_tls_key: Option<PathBuf> = "temporal.tls_key" { env: &[var("TEMPORAL_TLS_KEY")] }
 
-    /// Serve Prometheus metrics.
+    /// Serve Prometheus metrics, where runs are driven: by `serve` and `worker`, on loopback.
     metrics: bool = "metrics.enabled" { default: Some("true"), env: &[negated("DISABLE_METRICS")] }
     /// Port of the metrics.
     metrics_port: u16 = "metrics.port" { default: Some("9090"), range: Some(("1", "65535")), env: &[var("METRICS_PORT")] }
+
+    /// Where traces and metrics are sent by OTLP over HTTP: `http://localhost:4318`, say. Unset: nowhere.
+    otlp_endpoint: Option<String> = "otlp.endpoint" { env: &[var("OTEL_EXPORTER_OTLP_ENDPOINT")] }
+    /// Headers for it: `name=value`, with commas between them.
+    otlp_headers: Option<Secret> = "otlp.headers" { env: &[var("OTEL_EXPORTER_OTLP_HEADERS")] }
+    /// What this service is called there.
+    otlp_service: String = "otlp.service_name" { default: Some("forkyard"), env: &[var("OTEL_SERVICE_NAME")] }
+    /// How often metrics are sent.
+    otlp_interval: Millis = "otlp.interval" { default: Some("60s"), range: Some(("100ms", "1h")), env: &[in_ms("OTEL_METRIC_EXPORT_INTERVAL")] }
 
     /// Address that `forkyard serve` listens on.
     server_address: String = "server.address" { default: Some("127.0.0.1"), env: &[var("FORKYARD_SERVER_ADDRESS")], flag: Some("--host") }
@@ -248,6 +260,8 @@ settings! {
 
     /// What is logged to standard error: a level, or `target=level` filters.
     log: String = "log" { default: Some("warn"), env: &[var("FORKYARD_LOG")] }
+    /// How it is written: text for people, or a JSON object a line, with the run and the fork that it is about.
+    log_format: LogFormat = "log_format" { default: Some("text"), env: &[var("FORKYARD_LOG_FORMAT")] }
     /// Colour on the terminal. `NO_COLOR` set to anything means never.
     color: ColorMode = "color" { default: Some("auto"), env: &[var("FORKYARD_COLOR")], flag: Some("--color") }
 }
@@ -261,6 +275,13 @@ pub enum ColorMode {
     Never,
 }
 choice!(ColorMode { "auto" => ColorMode::Auto, "always" => ColorMode::Always, "never" => ColorMode::Never });
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+choice!(LogFormat { "text" => LogFormat::Text, "json" => LogFormat::Json });
 
 choice!(PermissionMode {
     "default" => PermissionMode::Default,

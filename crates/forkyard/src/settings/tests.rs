@@ -58,8 +58,6 @@ fn every_setting_has_a_reader() {
         "temporal_task_queue",
         "temporal_tls_cert",
         "temporal_tls_key",
-        "metrics",
-        "metrics_port",
     ];
     fn collect(dir: &std::path::Path, text: &mut String) {
         for entry in std::fs::read_dir(dir).unwrap() {

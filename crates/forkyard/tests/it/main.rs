@@ -25,6 +25,7 @@ mod hostile;
 mod list;
 mod logs;
 mod message;
+mod observe;
 mod pause;
 mod replay;
 mod resume;

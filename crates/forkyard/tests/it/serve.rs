@@ -36,6 +36,14 @@ impl Server {
     }
 
     pub fn start_with(w: &World, args: &[&str]) -> Server {
+        // Servers of other tests have the same port.
+        Server::start_env(w, args, &[("DISABLE_METRICS", "true")])
+    }
+
+    /// With standard error kept, if it is to be read as JSON.
+    pub fn start_env(w: &World, args: &[&str], env: &[(&str, &str)]) -> Server {
+        let stderr =
+            if env.contains(&("FORKYARD_LOG_FORMAT", "json")) { Stdio::piped() } else { Stdio::inherit() };
         // Fails only if another test of this process was first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut child = Command::new(env!("CARGO_BIN_EXE_forkyard"))
@@ -46,6 +54,8 @@ impl Server {
             .env_clear()
             .env("PATH", "/usr/local/bin:/usr/bin:/bin")
             .env("FORKYARD_HOME", w.home())
+            .envs(env.iter().copied())
+            .stderr(stderr)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
