@@ -1,4 +1,4 @@
-//! Forkyard's chores: `cargo xtask setup | test | vm | tidy | codegen | soak | bench`.
+//! Forkyard's chores: `cargo xtask setup | test | vm | web | tidy | codegen | soak | bench`.
 
 mod codegen;
 mod report;
@@ -8,6 +8,7 @@ mod steps;
 mod test;
 mod tidy;
 mod vm;
+mod web;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -27,9 +28,11 @@ enum Command {
     Test(test::TestArgs),
     /// Run the local provider's suites in a virtual machine with Debian's own kernel: as root and as an ordinary user.
     Vm(vm::VmArgs),
+    /// Build the dashboard from web/ into what the server embeds.
+    Web(web::WebArgs),
     /// Check the rules that no compiler checks: crate direction, orphan files, file length, purity, markers, licences.
     Tidy,
-    /// Write the generated documents (docs/configuration.md, docs/cli.md).
+    /// Write the generated documents (docs/configuration.md, docs/cli.md, docs/openapi.json …).
     Codegen {
         /// Only say whether they are current.
         #[arg(long)]
@@ -47,6 +50,7 @@ fn main() -> Result<()> {
         Command::Setup => alone("setup", setup::run),
         Command::Test(args) => test::run(&args),
         Command::Vm(args) => vm::run(&args),
+        Command::Web(args) => web::run(&args),
         Command::Tidy => alone("tidy", tidy::run),
         Command::Codegen { check } => codegen::run(check),
         Command::Soak(args) => report::run(scenarios::Kind::Soak, &args),

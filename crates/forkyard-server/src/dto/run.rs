@@ -48,6 +48,10 @@ pub struct Run {
     pub ranking: Vec<u32>,
     /// Named only if something judged the results.
     pub winner: Option<u32>,
+    /// In lists: what it has cost so far.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub cost_usd: Option<f64>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -87,6 +91,7 @@ impl From<&RunView> for Run {
             error: v.error.clone(),
             ranking: v.ranking.clone(),
             winner: v.winner,
+            cost_usd: None,
         }
     }
 }

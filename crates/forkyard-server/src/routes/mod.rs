@@ -1,5 +1,6 @@
 //! One file a resource. A route stands where its description stands, so neither can be without the other.
 
+mod about;
 mod audit;
 mod docs;
 mod events;
@@ -14,6 +15,7 @@ mod session;
 mod tokens;
 mod watch;
 
+pub use about::Doctor;
 use axum::Router;
 use utoipa::OpenApi;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
@@ -45,6 +47,8 @@ fn all() -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(Described::openapi())
         .routes(routes!(health::health))
         .routes(routes!(health::ready))
+        .routes(routes!(about::about))
+        .routes(routes!(about::doctor))
         .routes(routes!(docs::openapi_json))
         .routes(routes!(docs::reference))
         .routes(routes!(docs::reference_script))

@@ -34,7 +34,12 @@ pub(super) async fn list_runs(State(app): State<App>, Query(q): Query<ListRuns>)
     let more = found.len() > limit;
     found.truncate(limit);
     let next_cursor = found.last().filter(|_| more).map(|v| page::run_cursor(v.created_at, &v.id));
-    Ok(Json(RunPage { runs: found.iter().map(Into::into).collect(), next_cursor }))
+    let mut runs: Vec<Run> = Vec::with_capacity(found.len());
+    for view in &found {
+        let spent = app.store().balance(&view.id).await?.spent;
+        runs.push(Run { cost_usd: Some(spent.as_dollars()), ..view.into() });
+    }
+    Ok(Json(RunPage { runs, next_cursor }))
 }
 
 /// Submits a run. With an `Idempotency-Key` that was used before, the run that it made is the answer, with status 200.

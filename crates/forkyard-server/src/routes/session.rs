@@ -11,6 +11,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::access::{Principal, SESSION_DAYS, Via, open_session, session_cookie};
+use crate::assets;
 use crate::dto::mirror;
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Query};
@@ -30,7 +31,19 @@ pub(super) struct LoginCode {
 /// Where a login link leads: sets the session's cookie and goes on to the dashboard.
 #[utoipa::path(get, path = "/login", tag = "server", security(()), params(LoginCode),
     responses((status = 303, description = "Logged in; on to /")))]
-pub(super) async fn login(State(app): State<App>, Query(given): Query<LoginCode>) -> Result<Response> {
+pub(super) async fn login(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Query(given): Query<LoginCode>,
+) -> Result<Response> {
+    let browser = headers.get(header::ACCEPT).is_some_and(|a| a.as_bytes().starts_with(b"text/html"));
+    match open(&app, &given).await {
+        Err(e) if browser => Ok(assets::failed(e.code.status()).unwrap_or_else(|| e.into_response())),
+        opened => opened,
+    }
+}
+
+async fn open(app: &App, given: &LoginCode) -> Result<Response> {
     let used = || {
         ApiError::new(Code::Unauthenticated, "this login link was used before, or is too old")
             .hint("`forkyard serve` prints one when it starts; POST /api/v1/login-links makes another")

@@ -7,6 +7,7 @@ use forkyard_core::sandbox::NetworkMode;
 use forkyard_sandbox::SandboxError;
 use forkyard_sandbox::docker::{DockerOptions, engine};
 use forkyard_sandbox::local::{Level, LocalOptions, LocalProvider, doctor};
+use forkyard_server::dto::about;
 use serde::Serialize;
 use serde_json::json;
 
@@ -109,6 +110,23 @@ impl DoctorArgs {
         }
         Ok(if sound { Exit::Success } else { Exit::Failure })
     }
+}
+
+/// For the API.
+pub fn examined(s: &Settings) -> Vec<about::Check> {
+    let health = |h| match h {
+        Health::Good => about::CheckHealth::Good,
+        Health::Missing => about::CheckHealth::Missing,
+        Health::Open => about::CheckHealth::Open,
+        Health::Bad => about::CheckHealth::Bad,
+    };
+    let told = |c: Check| about::Check {
+        name: c.name.into_owned(),
+        health: health(c.health),
+        found: c.found,
+        fix: c.fix,
+    };
+    checks(s).into_iter().map(told).collect()
 }
 
 fn checks(s: &Settings) -> Vec<Check> {

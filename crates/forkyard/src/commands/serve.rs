@@ -6,6 +6,7 @@ use clap::Args;
 use forkyard_core::spec::RepoSpec;
 use forkyard_engine::clock::Clock;
 use forkyard_server::access::generated_token;
+use forkyard_server::routes::Doctor;
 use forkyard_server::{App, Parts, Tls};
 use forkyard_store::ProcessKind;
 use rustls::pki_types::pem::PemObject;
@@ -14,8 +15,8 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::gc;
 use super::run_options::RunOptions;
+use super::{doctor, gc};
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
@@ -98,7 +99,9 @@ impl ServeArgs {
             .await
             .map_err(|e| CliError::failure(format!("{}: {e}", token_file.display())))?;
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let app = App::new(parts(yard, clock, tls.is_some(), stop.clone())?);
+        let settings = s.clone();
+        let doctor: Doctor = Arc::new(move || doctor::examined(&settings));
+        let app = App::with_doctor(parts(yard, clock, tls.is_some(), stop.clone())?, Some(doctor));
         yard.doing.pass_on_to(Arc::new(app.clone()));
         let url = format!("{scheme}://{}", listener.local_addr()?);
         let login = app.login_link(&url, &token.id);

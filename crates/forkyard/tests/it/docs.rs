@@ -29,6 +29,13 @@ fn api_errors() {
     current("api-errors.md", &format!("{head}{}", forkyard_server::error::markdown()));
 }
 
+/// What the dashboard's types are made from.
+#[test]
+fn openapi() {
+    let described = serde_json::to_string_pretty(&forkyard_server::routes::openapi()).unwrap();
+    current("openapi.json", &format!("{described}\n"));
+}
+
 /// The tutorial's repository and answers give what its page says.
 #[test]
 fn tutorial() {
