@@ -1,16 +1,21 @@
 import { readdirSync, readFileSync } from "node:fs";
+import { resolve } from "node:path";
+import { pathToFileURL } from "node:url";
 import { gzipSync } from "node:zlib";
 import { svelte } from "@sveltejs/vite-plugin-svelte";
 import { defineConfig } from "vite";
 
 /** What a browser loads before anything is seen, compressed as the server does it. */
 const FIRST_LOAD_BYTES = 200_000;
-const out = new URL("../crates/forkyard-server/assets/web/", import.meta.url);
 
 /** Follows index.html to the scripts, styles and fonts that the first page needs; chunks that are loaded later don't count. */
 function firstLoad() {
+  let out;
   return {
     name: "first-load",
+    configResolved(config) {
+      out = pathToFileURL(`${resolve(config.root, config.build.outDir)}/`);
+    },
     closeBundle() {
       const read = (name) => readFileSync(new URL(name, out));
       const assets = readdirSync(new URL("assets/", out)).map((name) => `assets/${name}`);
@@ -56,7 +61,7 @@ function licences() {
 export default defineConfig({
   plugins: [svelte(), licences(), firstLoad()],
   build: {
-    outDir: out.pathname,
+    outDir: "../crates/forkyard-server/assets/web",
     emptyOutDir: true,
     target: "es2022",
     assetsInlineLimit: 0,

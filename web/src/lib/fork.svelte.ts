@@ -28,6 +28,11 @@ export class LiveFork {
   playing = $state(false);
   speed = $state(4);
 
+  /** While an agent works its own reports are ahead of the fork's state. */
+  turns = $state(0);
+  toolCalls = $state(0);
+  cost = $state(0);
+
   fork = $derived<Fork | null>(this.detail?.forks.find((f) => f.fork === this.number) ?? null);
   events: Event[] = [];
   #now = new Session();
@@ -68,12 +73,14 @@ export class LiveFork {
   async refresh() {
     this.detail = await get<RunDetail>(`/runs/${encodeURIComponent(this.run)}`);
     this.error = null;
+    this.#count();
     if (!this.fork) throw new ApiError(404, "fork_not_found", `Run ${this.run} has no fork ${this.number}.`);
   }
 
-  /** The session that is looked at. */
-  get session(): Session {
-    return this.#past ?? this.#now;
+  #count() {
+    this.turns = Math.max(this.fork?.turns ?? 0, this.#now.turns);
+    this.toolCalls = Math.max(this.fork?.tool_calls ?? 0, this.#now.toolCalls);
+    this.cost = Math.max(this.fork?.cost_usd ?? 0, this.#now.cost);
   }
 
   #heard(batch: Event[]) {
@@ -89,6 +96,7 @@ export class LiveFork {
       this.#frame = requestAnimationFrame(() => {
         this.#frame = 0;
         this.total = this.events.length;
+        this.#count();
         if (this.shown === null) this.items = [...this.#now.items];
       });
     }

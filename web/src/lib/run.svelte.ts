@@ -18,6 +18,8 @@ export class LiveRun {
   error = $state.raw<ApiError | null>(null);
   /** What each fork does, in a line. */
   doing = $state<Record<number, string>>({});
+  /** How far each fork's agent is, by its last event. */
+  turns = $state<Record<number, number>>({});
   segments = $state.raw<Segment[]>([]);
   verdicts = $state.raw<Record<number, { output: string; exit: number | null; tests: string[] }>>({});
   warnings = $state.raw<string[]>([]);
@@ -121,6 +123,8 @@ export class LiveRun {
         const text = doing(event);
         if (text !== null) this.doing[event.fork] = text;
         if (event.type === "agent.assistant_message") this.#words[event.fork] = "";
+        const { turn } = (event.data ?? {}) as { turn?: unknown };
+        if (typeof turn === "number") this.turns[event.fork] = turn;
       }
       if (!event.type.startsWith("agent.")) this.#step(event);
       changed = true;

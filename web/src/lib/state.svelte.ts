@@ -84,6 +84,12 @@ class Notes {
   list = $state<{ id: number; text: string; bad: boolean }[]>([]);
   #next = 0;
 
+  /** What went wrong, and what helps. */
+  fail(e: unknown) {
+    const { message, hint } = e as { message: string; hint?: string };
+    this.say(hint ? `${message} What helps: ${hint}` : message, true);
+  }
+
   say(text: string, bad = false) {
     const id = this.#next++;
     this.list = [...this.list.slice(-2), { id, text, bad }];

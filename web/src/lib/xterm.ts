@@ -1,30 +1,29 @@
 /**
- * The terminal writes its colours and sizes into <style> elements, which the page's policy forbids. It is given a document
- * whose style elements are style sheets made by script instead; those are allowed, because no text of a page can make one.
+ * The terminal writes its colours and sizes into <style> elements, which the page's policy forbids. While it opens, the style
+ * elements that it makes are stand-ins of style sheets made by script; those are allowed, because no text of a page can
+ * make one.
  */
-export function styled(real: Document): { document: Document; remove: () => void } {
+export function withSheets(open: () => void): () => void {
   const sheets: CSSStyleSheet[] = [];
-  const style = () => {
+  const make = document.createElement.bind(document);
+  const standIn = () => {
     const sheet = new CSSStyleSheet();
     sheets.push(sheet);
-    real.adoptedStyleSheets.push(sheet);
-    const stand = real.createElement("span");
-    stand.hidden = true;
-    Object.defineProperty(stand, "textContent", {
-      get: () => "",
-      set: (text: string) => sheet.replaceSync(text),
-    });
-    return stand;
+    document.adoptedStyleSheets.push(sheet);
+    const span = make("span");
+    span.hidden = true;
+    Object.defineProperty(span, "textContent", { get: () => "", set: (text: string) => sheet.replaceSync(text) });
+    return span;
   };
-  const document = new Proxy(real, {
-    get(target, key) {
-      if (key === "createElement") return (tag: string, options?: ElementCreationOptions) => (tag === "style" ? style() : target.createElement(tag, options));
-      const value = Reflect.get(target, key, target) as unknown;
-      return typeof value === "function" ? (value as () => unknown).bind(target) : value;
-    },
-  });
-  return {
-    document,
-    remove: () => (real.adoptedStyleSheets = real.adoptedStyleSheets.filter((s) => !sheets.includes(s))),
+  const patched = (tag: string, options?: ElementCreationOptions) => (tag === "style" ? standIn() : make(tag, options));
+  document.createElement = patched as typeof document.createElement;
+  try {
+    open();
+  } finally {
+    // The prototype's is the real one.
+    Reflect.deleteProperty(document, "createElement");
+  }
+  return () => {
+    document.adoptedStyleSheets = document.adoptedStyleSheets.filter((s) => !sheets.includes(s));
   };
 }

@@ -113,12 +113,19 @@ impl RunDetail {
     pub fn new(view: &RunView, forks: &[view::ForkView], balance: &Balance, position: u64) -> RunDetail {
         RunDetail {
             run: view.into(),
-            forks: forks.iter().map(Into::into).collect(),
+            forks: forks.iter().map(|f| with_spent(f, balance)).collect(),
             spent_usd: balance.spent.as_dollars(),
             reserved_usd: balance.reserved.as_dollars(),
             position,
         }
     }
+}
+
+/// While an agent works the ledger is ahead of its report.
+fn with_spent(fork: &view::ForkView, balance: &Balance) -> Fork {
+    let spent = balance.forks.get(&fork.fork).map_or(0.0, |b| b.spent.as_dollars());
+    let shown = Fork::from(fork);
+    Fork { cost_usd: shown.cost_usd.max(spent), ..shown }
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

@@ -11,6 +11,7 @@ mod completions;
 mod config;
 mod control;
 mod crash;
+mod dashboard;
 mod demo;
 mod diff;
 mod docs;

@@ -1,0 +1,39 @@
+/** A sandbox in the browser: its figures, its files, a shell in it. */
+
+import { assert, scenario } from "./harness.mjs";
+
+await scenario(async (w) => {
+  w.commit({ "a.txt": "one\n" });
+  await w.serve();
+  const page = await w.page();
+  await page.getByRole("link", { name: "Sandboxes" }).click();
+  await page.getByRole("heading", { name: "No sandboxes" }).waitFor();
+  await page.getByRole("button", { name: "New sandbox" }).click();
+  await page.waitForURL(/\/sandboxes\/[a-z0-9]+$/);
+  const id = page.url().split("/").at(-1);
+  await page.getByRole("img", { name: /^CPU: / }).locator("canvas").waitFor();
+  await page.getByText("An empty folder.").waitFor();
+
+  await page.getByRole("tab", { name: "Shell" }).click();
+  const shell = page.getByRole("application", { name: `Shell in sandbox ${id}` });
+  await shell.locator(".xterm-rows").waitFor();
+  // Until the prompt is there; then what it is told is done inside.
+  await page.waitForFunction(() => /[$#] ?$/.test(document.querySelector(".xterm-rows")?.textContent?.trimEnd() ?? ""));
+  await shell.locator("textarea").focus();
+  await page.keyboard.type("printf 'pi%sca\\n' ' <i>x</i> ' | tee 'we ird.txt'; mkdir sub; stty size\n");
+  await page.waitForFunction(() => document.querySelector(".xterm-rows")?.textContent?.includes("pi <i>x</i> ca"));
+  const rows = await page.locator(".xterm-rows").innerText();
+  assert.match(rows, /\b[2-9]\d \d{2,3}\b/, "the terminal has the size of what one sees");
+  await page.keyboard.type("exit 3\n");
+  await page.getByText("The shell ended with exit code 3.").waitFor();
+
+  await page.getByRole("tab", { name: "Files" }).click();
+  await page.getByRole("link", { name: "sub/" }).waitFor();
+  await page.getByRole("link", { name: "we ird.txt" }).click();
+  await page.getByText("pi <i>x</i> ca").waitFor();
+
+  page.once("dialog", (d) => d.accept());
+  await page.getByRole("button", { name: "Destroy" }).click();
+  await page.getByRole("heading", { name: "No sandboxes" }).waitFor();
+  await page.clean();
+});
