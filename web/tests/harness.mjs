@@ -143,6 +143,12 @@ export class World {
   async end() {
     await this.chromium?.close();
     if (this.server?.exitCode === null) {
+      // Sandboxes outlive a server: that is what they are for.
+      for (const run of (await this.api("/runs?live=true")).runs) {
+        await this.api(`/runs/${run.id}/cancel`, null, "POST");
+        await this.ended(run.id);
+      }
+      for (const { id } of (await this.api("/sandboxes?limit=500")).sandboxes) await this.api(`/sandboxes/${id}`, undefined, "DELETE");
       const ended = new Promise((done) => this.server.once("exit", done));
       this.server.kill("SIGTERM");
       await ended;

@@ -1,6 +1,6 @@
 /** Pictures of every page for the documentation: `FORKYARD_BIN=… node tests/shots.mjs ../docs/dashboard`. */
 
-import { mkdirSync, readFileSync } from "node:fs";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { scenario } from "./harness.mjs";
 
 const out = process.argv[2];
@@ -15,7 +15,7 @@ text = "I read the converter and its tests first, then I will decide where the s
 tools = [{ name = "Bash", input = { command = "sh tests/run.sh" } }, { name = "Read", input = { file_path = "roman.sh" } }]
 [[turn]]
 text = "The table has no entries for 4, 9, 40, 90, 400 and 900. I add them in order and run the tests again."
-tools = [{ name = "Edit", input = { file_path = "roman.sh", old_string = "10:X 5:V 1:I", new_string = "10:X 9:IX 5:V 4:IV 1:I" } }, { name = "Bash", input = { command = "for i in 1 2 3 4 5 6 7 8 9; do echo checking $i; sleep 5; done" } }]
+tools = [{ name = "Edit", input = { file_path = "roman.sh", old_string = "10:X 5:V 1:I", new_string = "10:X 9:IX 5:V 4:IV 1:I" } }, { name = "Bash", input = { command = "for i in $(seq 200); do echo checking $i; sleep 2; done" } }]
 `;
 
 await scenario(async (w) => {
@@ -45,6 +45,23 @@ await scenario(async (w) => {
     ["new", "/new"],
     ["health", "/health"],
   ];
+  await w.browser();
+  const press = await (await w.chromium.newContext()).newPage();
+  /** Small enough to be kept with the sources. */
+  const keep = async (page, name) => {
+    const png = (await page.screenshot()).toString("base64");
+    const small = await press.evaluate(async (data) => {
+      const image = new Image();
+      image.src = `data:image/png;base64,${data}`;
+      await image.decode();
+      const canvas = document.createElement("canvas");
+      [canvas.width, canvas.height] = [image.width, image.height];
+      canvas.getContext("2d").drawImage(image, 0, 0);
+      return canvas.toDataURL("image/webp", 0.8).split(",")[1];
+    }, png);
+    writeFileSync(`${out}/${name}.webp`, Buffer.from(small, "base64"));
+    if (process.env.PNG) writeFileSync(`${out}/${name}.png`, Buffer.from(png, "base64"));
+  };
   for (const [size, viewport] of [["desktop", { width: 1280, height: 800 }], ["phone", { width: 390, height: 844 }]]) {
     for (const colorScheme of ["light", "dark"]) {
       const page = await w.page({ viewport, colorScheme });
@@ -56,7 +73,7 @@ await scenario(async (w) => {
           await page.keyboard.type("ls -la && uname -r\n");
           await page.waitForTimeout(800);
         }
-        await page.screenshot({ path: `${out}/${name}-${size}-${colorScheme}.png` });
+        await keep(page, `${name}-${size}-${colorScheme}`);
       }
       await page.context().close();
     }
@@ -64,5 +81,5 @@ await scenario(async (w) => {
   const page = await (await w.chromium.newContext({ viewport: { width: 1280, height: 800 } })).newPage();
   await page.goto(w.url);
   await page.getByRole("heading", { name: "Log in" }).waitFor();
-  await page.screenshot({ path: `${out}/login-desktop-light.png` });
+  await keep(page, "login-desktop-light");
 });
