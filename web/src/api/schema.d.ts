@@ -4,6 +4,23 @@
  */
 
 export interface paths {
+    "/api/v1/about": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What this server offers, and what a run is where its request says nothing. */
+        get: operations["about"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/audit": {
         parameters: {
             query?: never;
@@ -47,6 +64,23 @@ export interface paths {
         };
         /** What draws that page. */
         get: operations["reference_script"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/doctor": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What this machine offers, found by trying it, and how to get the rest. */
+        get: operations["doctor"];
         put?: never;
         post?: never;
         delete?: never;
@@ -284,6 +318,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/runs/{run}/forks/{fork}/captured/content": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** One file that was captured beside the diff, as it is. */
+        get: operations["captured_file"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/runs/{run}/forks/{fork}/checkpoints": {
         parameters: {
             query?: never;
@@ -293,6 +344,23 @@ export interface paths {
         };
         /** The points that a fork could be resumed or forked from, oldest first. */
         get: operations["fork_checkpoints"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/runs/{run}/forks/{fork}/commits": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The commits of a result, newest first. */
+        get: operations["fork_commits"];
         put?: never;
         post?: never;
         delete?: never;
@@ -397,6 +465,23 @@ export interface paths {
         put?: never;
         /** Says something to a fork's agent; it reads it before its next tool call. */
         post: operations["send_message"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/runs/{run}/forks/{fork}/pack": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The result's commits and all that is new in them, as a git pack: `git index-pack --stdin` takes it where the base is. */
+        get: operations["fork_pack"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -700,6 +785,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/sandboxes/{sandbox}/pause": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Freezes all processes of a sandbox. */
+        post: operations["pause_sandbox"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/sandboxes/{sandbox}/pty": {
         parameters: {
             query?: never;
@@ -714,6 +816,23 @@ export interface paths {
         get: operations["pty"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sandboxes/{sandbox}/resume": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Lets a paused sandbox go on. */
+        post: operations["resume_sandbox"];
         delete?: never;
         options?: never;
         head?: never;
@@ -840,6 +959,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/snapshots": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Snapshots of the server's machine, those of runs included. */
+        get: operations["list_snapshots"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/snapshots/{snapshot}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** Removes a snapshot; sandboxes that were made from it keep working. */
+        delete: operations["delete_snapshot"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/tokens": {
         parameters: {
             query?: never;
@@ -918,6 +1071,24 @@ export interface paths {
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /** @description What a page needs to know before it asks for anything. */
+        About: {
+            defaults: components["schemas"]["Defaults"];
+            /** Format: int32 */
+            max_forks: number;
+            /** @description Names that a run can give as its model. */
+            models: string[];
+            /**
+             * Format: int64
+             * @description Milliseconds since 1970, by this server's clock.
+             */
+            now: number;
+            /** @description Repositories of this machine are taken from below it; null: URLs alone. */
+            root?: string | null;
+            /** @description Names of secrets that a run may use. */
+            secrets: string[];
+            version: string;
+        };
         /** @description A command was accepted; whoever drives the run does it. */
         Accepted: {
             /** @description `pause`, `resume`, `cancel`, `cancel_fork`, `add_forks`. */
@@ -947,7 +1118,26 @@ export interface components {
             /** @default null */
             disallowed_tools: string[] | null;
             /** @default null */
+            effort: components["schemas"]["Effort"] | null;
+            /**
+             * Format: int32
+             * @description Tokens of one answer.
+             * @default null
+             */
+            max_output_tokens: number | null;
+            /**
+             * Format: int32
+             * @description Of one turn.
+             * @default null
+             */
+            max_tool_calls: number | null;
+            /** @default null */
             permission_mode: components["schemas"]["PermissionMode"] | null;
+            /**
+             * @description Template of the agent's system prompt.
+             * @default null
+             */
+            prompt_template: string | null;
         };
         AllStats: {
             sandboxes: components["schemas"]["SandboxStats"][];
@@ -988,6 +1178,15 @@ export interface components {
             /** Format: int64 */
             removed?: number | null;
         };
+        /** @description One thing that `forkyard doctor` looked at. */
+        Check: {
+            fix?: string | null;
+            found: string;
+            health: components["schemas"]["CheckHealth"];
+            name: string;
+        };
+        /** @enum {string} */
+        CheckHealth: "good" | "missing" | "open" | "bad";
         /** @description A point that a fork can be resumed or forked from. */
         Checkpoint: {
             /** Format: int64 */
@@ -1011,6 +1210,11 @@ export interface components {
              */
             next_after?: number | null;
         };
+        Checks: {
+            checks: components["schemas"]["Check"][];
+            /** @description Nothing is bad. */
+            sound: boolean;
+        };
         Children: {
             parent: string;
             sandboxes: string[];
@@ -1020,6 +1224,21 @@ export interface components {
          * @enum {string}
          */
         Code: "bad_request" | "unauthenticated" | "token_expired" | "token_revoked" | "wrong_scope" | "origin_refused" | "path_refused" | "not_found" | "run_not_found" | "fork_not_found" | "sandbox_not_found" | "file_not_found" | "token_not_found" | "no_result" | "method_not_allowed" | "ended" | "idempotency_key_reused" | "conflict" | "too_large" | "unsupported_media_type" | "host_refused" | "invalid" | "unsupported" | "too_many" | "internal" | "unavailable";
+        /** @description What a commit says of itself. */
+        Commit: {
+            /**
+             * Format: int64
+             * @description Milliseconds since 1970.
+             */
+            at: number;
+            author: string;
+            id: string;
+            subject: string;
+        };
+        Commits: {
+            /** @description Newest first, at most 100. */
+            commits: components["schemas"]["Commit"][];
+        };
         ComparedChange: components["schemas"]["ChangedFile"] & {
             /** Format: int32 */
             fork: number;
@@ -1121,6 +1340,12 @@ export interface components {
             memory_bytes: number | null;
             /** @default null */
             network: components["schemas"]["NetworkMode"] | null;
+            /**
+             * Format: int64
+             * @description Bytes a second and direction.
+             * @default null
+             */
+            network_bytes_per_s: number | null;
             /** @default null */
             no_default_allow: boolean | null;
             /**
@@ -1144,6 +1369,29 @@ export interface components {
             /** @description Who or what it is for. */
             name: string;
             scope: components["schemas"]["Scope"];
+        };
+        /** @description What a run is where its request says nothing. */
+        Defaults: {
+            allow: string[];
+            /** Format: double */
+            budget_usd?: number | null;
+            /** Format: double */
+            fork_budget_usd?: number | null;
+            /** Format: int64 */
+            linger_ms: number;
+            /** Format: int32 */
+            max_concurrent: number;
+            /** Format: int32 */
+            max_turns: number;
+            model: string;
+            network: components["schemas"]["NetworkMode"];
+            protect: string[];
+            provider: components["schemas"]["Provider"];
+            score?: string | null;
+            setup?: string | null;
+            /** Format: int64 */
+            timeout_ms: number;
+            verify?: string | null;
         };
         Diff: {
             /** @description Commits of the repository that keeps the result. */
@@ -1170,6 +1418,8 @@ export interface components {
             /** Format: int64 */
             removed: number;
         };
+        /** @enum {string} */
+        Effort: "low" | "medium" | "high" | "max";
         /** @enum {string} */
         EngineKind: "embedded" | "temporal";
         /** @description An error's body. */
@@ -1202,6 +1452,11 @@ export interface components {
             position: number;
             run: string;
             sandbox_id?: string | null;
+            /**
+             * Format: int64
+             * @description Counts from 1 in its own stream: the run's, the fork's, or that of one attempt of its agent.
+             */
+            seq: number;
             source: components["schemas"]["Source"];
             type: string;
             /** Format: int32 */
@@ -1488,6 +1743,11 @@ export interface components {
             budget_usd?: number | null;
             cancelling: boolean;
             /**
+             * Format: double
+             * @description In lists: what it has cost so far.
+             */
+            cost_usd?: number;
+            /**
              * Format: int64
              * @description Milliseconds since 1970.
              */
@@ -1518,8 +1778,6 @@ export interface components {
              * @description Named only if something judged the results.
              */
             winner?: number | null;
-            /** Format: double */
-            cost_usd?: number;
         };
         /** @description A run with its forks and its money. */
         RunDetail: components["schemas"]["Run"] & {
@@ -1628,6 +1886,12 @@ export interface components {
             memory_bytes: number | null;
             /** @default null */
             network: components["schemas"]["NetworkMode"] | null;
+            /**
+             * Format: int64
+             * @description Bytes a second and direction.
+             * @default null
+             */
+            network_bytes_per_s: number | null;
             /** @default null */
             no_default_allow: boolean | null;
             /**
@@ -1667,6 +1931,10 @@ export interface components {
             /** Format: int64 */
             created_at: number;
             id: string;
+            /** @description Of a run: `run` and what else it knows. */
+            labels: {
+                [key: string]: string;
+            };
             /** @description `copied`: commands ran. */
             mode: components["schemas"]["SnapshotMode"];
             provider: components["schemas"]["Provider"];
@@ -1679,6 +1947,10 @@ export interface components {
              * @default null
              */
             id: string | null;
+        };
+        Snapshots: {
+            /** @description Oldest first. */
+            snapshots: components["schemas"]["Snapshot"][];
         };
         /** @enum {string} */
         Source: "system" | "agent" | "worker";
@@ -1752,11 +2024,50 @@ export interface components {
         /** @description What one fork has that others have not. */
         Variant: {
             /** @default null */
+            capture: string[] | null;
+            /**
+             * Format: double
+             * @default null
+             */
+            cpus: number | null;
+            /**
+             * Format: int64
+             * @default null
+             */
+            disk_bytes: number | null;
+            /**
+             * @description An image, a snapshot or a sandbox of its own to start from, instead of the run's.
+             * @default null
+             */
+            image: string | null;
+            /**
+             * Format: int64
+             * @default null
+             */
+            memory_bytes: number | null;
+            /** @default null */
             model: string | null;
             /** @default null */
             name: string | null;
+            /**
+             * Format: int64
+             * @default null
+             */
+            network_bytes_per_s: number | null;
+            /**
+             * Format: int32
+             * @default null
+             */
+            processes: number | null;
             /** @default null */
             prompt: string | null;
+            /**
+             * @description It works in a child of this sandbox, which stays as it is.
+             * @default null
+             */
+            sandbox: string | null;
+            /** @default null */
+            snapshot: string | null;
             /** @default null */
             system_prompt: string | null;
         };
@@ -1774,43 +2085,6 @@ export interface components {
             problem: string;
             value: string;
         };
-        /** @enum {string} */
-        CheckHealth: "good" | "missing" | "open" | "bad";
-        Check: {
-            name: string;
-            health: components["schemas"]["CheckHealth"];
-            found: string;
-            fix?: string | null;
-        };
-        Checks: {
-            sound: boolean;
-            checks: components["schemas"]["Check"][];
-        };
-        Defaults: {
-            model: string;
-            max_concurrent: number;
-            timeout_ms: number;
-            budget_usd?: number | null;
-            fork_budget_usd?: number | null;
-            max_turns: number;
-            setup?: string | null;
-            verify?: string | null;
-            score?: string | null;
-            protect: string[];
-            linger_ms: number;
-            provider: components["schemas"]["Provider"];
-            network: components["schemas"]["NetworkMode"];
-            allow: string[];
-        };
-        About: {
-            version: string;
-            now: number;
-            root?: string | null;
-            models: string[];
-            secrets: string[];
-            max_forks: number;
-            defaults: components["schemas"]["Defaults"];
-        };
     };
     responses: never;
     parameters: never;
@@ -1818,6 +2092,7 @@ export interface components {
     headers: never;
     pathItems: never;
 }
+export type About = components['schemas']['About'];
 export type Accepted = components['schemas']['Accepted'];
 export type Achieved = components['schemas']['Achieved'];
 export type AddForks = components['schemas']['AddForks'];
@@ -1827,18 +2102,25 @@ export type AuditEntry = components['schemas']['AuditEntry'];
 export type AuditPage = components['schemas']['AuditPage'];
 export type ChangeKind = components['schemas']['ChangeKind'];
 export type ChangedFile = components['schemas']['ChangedFile'];
+export type Check = components['schemas']['Check'];
+export type CheckHealth = components['schemas']['CheckHealth'];
 export type Checkpoint = components['schemas']['Checkpoint'];
 export type Checkpoints = components['schemas']['Checkpoints'];
+export type Checks = components['schemas']['Checks'];
 export type Children = components['schemas']['Children'];
 export type Code = components['schemas']['Code'];
+export type Commit = components['schemas']['Commit'];
+export type Commits = components['schemas']['Commits'];
 export type ComparedChange = components['schemas']['ComparedChange'];
 export type ComparedFile = components['schemas']['ComparedFile'];
 export type Comparison = components['schemas']['Comparison'];
 export type CreateRun = components['schemas']['CreateRun'];
 export type CreateSandbox = components['schemas']['CreateSandbox'];
 export type CreateToken = components['schemas']['CreateToken'];
+export type Defaults = components['schemas']['Defaults'];
 export type Diff = components['schemas']['Diff'];
 export type DiffStat = components['schemas']['DiffStat'];
+export type Effort = components['schemas']['Effort'];
 export type EngineKind = components['schemas']['EngineKind'];
 export type ErrorBody = components['schemas']['ErrorBody'];
 export type ErrorDetail = components['schemas']['ErrorDetail'];
@@ -1895,6 +2177,7 @@ export type Scope = components['schemas']['Scope'];
 export type Snapshot = components['schemas']['Snapshot'];
 export type SnapshotMode = components['schemas']['SnapshotMode'];
 export type SnapshotRequest = components['schemas']['SnapshotRequest'];
+export type Snapshots = components['schemas']['Snapshots'];
 export type Source = components['schemas']['Source'];
 export type SseMessage = components['schemas']['SseMessage'];
 export type Stats = components['schemas']['Stats'];
@@ -1907,13 +2190,36 @@ export type UntilVerified = components['schemas']['UntilVerified'];
 export type Variant = components['schemas']['Variant'];
 export type Whoami = components['schemas']['Whoami'];
 export type WrongField = components['schemas']['WrongField'];
-export type CheckHealth = components['schemas']['CheckHealth'];
-export type Check = components['schemas']['Check'];
-export type Checks = components['schemas']['Checks'];
-export type Defaults = components['schemas']['Defaults'];
-export type About = components['schemas']['About'];
 export type $defs = Record<string, never>;
 export interface operations {
+    about: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["About"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
     read_audit: {
         parameters: {
             query?: {
@@ -1991,6 +2297,34 @@ export interface operations {
                 };
                 content: {
                     "text/javascript": string;
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    doctor: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Checks"];
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -2499,6 +2833,39 @@ export interface operations {
             };
         };
     };
+    captured_file: {
+        parameters: {
+            query: {
+                path: string;
+            };
+            header?: never;
+            path: {
+                run: string;
+                fork: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": number[];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
     fork_checkpoints: {
         parameters: {
             query?: {
@@ -2521,6 +2888,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Checkpoints"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    fork_commits: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                run: string;
+                fork: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Commits"];
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -2746,9 +3144,45 @@ export interface operations {
             };
         };
     };
-    fork_patch: {
+    fork_pack: {
         parameters: {
             query?: never;
+            header?: never;
+            path: {
+                run: string;
+                fork: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/octet-stream": number[];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    fork_patch: {
+        parameters: {
+            query?: {
+                /** @description Only of this file or folder. */
+                path?: string;
+                /** @description For people: that a binary file differs is said, not how. */
+                text?: boolean;
+            };
             header?: never;
             path: {
                 run: string;
@@ -3461,6 +3895,36 @@ export interface operations {
             };
         };
     };
+    pause_sandbox: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                sandbox: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Sandbox"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
     pty: {
         parameters: {
             query?: {
@@ -3483,6 +3947,36 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content?: never;
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    resume_sandbox: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                sandbox: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Sandbox"];
+                };
             };
             /** @description What is wrong, by a stable code */
             default: {
@@ -3716,6 +4210,62 @@ export interface operations {
             query?: never;
             header?: never;
             path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    list_snapshots: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Snapshots"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    delete_snapshot: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                snapshot: string;
+            };
             cookie?: never;
         };
         requestBody?: never;
