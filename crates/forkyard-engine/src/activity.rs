@@ -32,8 +32,14 @@ pub struct Heartbeat {
     last_ms: Arc<AtomicU64>,
 }
 
+impl Default for Heartbeat {
+    fn default() -> Heartbeat {
+        Heartbeat::new()
+    }
+}
+
 impl Heartbeat {
-    pub(crate) fn new() -> Heartbeat {
+    pub fn new() -> Heartbeat {
         Heartbeat { start: Instant::now(), last_ms: Arc::default() }
     }
     pub fn beat(&self) {

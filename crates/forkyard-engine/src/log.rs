@@ -3,7 +3,7 @@
 use forkyard_core::fork::{Fork, ForkEvent};
 use forkyard_core::run::{Run, RunEvent};
 use forkyard_core::{ForkNum, RunId, SandboxId, Timestamp, event};
-use forkyard_store::{NewEvent, Recorded, Source, Store, StreamId};
+use forkyard_store::{EventQuery, NewEvent, Recorded, Source, Store, StoreError, StreamId};
 
 use crate::EngineError;
 
@@ -25,6 +25,22 @@ async fn read_all(store: &dyn Store, stream: &StreamId) -> Result<Vec<Recorded>,
         }
         all.extend(page);
     }
+}
+
+/// An agent that writes one of these gets somewhere: losing its worker again and again is no loop.
+const PROGRESS: [&str; 2] = ["agent.assistant_message", "agent.tool_completed"];
+
+/// Where the agent's last progress stands in the run. That it was started or resumed is none.
+pub async fn progress(store: &dyn Store, run: &RunId, fork: ForkNum) -> Result<u64, StoreError> {
+    let query = EventQuery {
+        fork: Some(fork),
+        kinds: PROGRESS.map(String::from).to_vec(),
+        newest_first: true,
+        limit: 1,
+        ..Default::default()
+    };
+    let last = store.read_run(run, &query).await?;
+    Ok(last.first().map_or(0, |e| e.position))
 }
 
 /// A run as its log tells it, and the log's length; None if there is no such run.

@@ -197,6 +197,8 @@ pub enum ProcessKind {
     /// Drives whatever is claimable.
     Worker,
     Server,
+    /// Works for a Temporal service, whichever runs that gives it.
+    Temporal,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

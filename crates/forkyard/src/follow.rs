@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use forkyard_core::RunId;
 use forkyard_core::run::Command;
-use forkyard_core::view::{RunOutcome, RunView};
+use forkyard_core::view::{EngineKind, RunOutcome, RunView};
 use forkyard_engine::embedded::DriveEnd;
 use forkyard_engine::{Engine, EngineError};
 use serde_json::json;
@@ -90,6 +90,10 @@ pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Lef
 }
 
 async fn is_elsewhere(yard: &Yard, run: &RunId) -> Result<bool> {
+    let view = yard.store.run(run).await.map_err(store_error)?;
+    if view.is_some_and(|v| v.engine == EngineKind::Temporal) {
+        return Ok(true);
+    }
     Ok(!yard.engine.is_driving(run) && yard.engine.is_driven(run).await.map_err(engine_error)?)
 }
 

@@ -47,6 +47,7 @@ mod render;
 mod results;
 mod runs;
 mod settings;
+mod temporal;
 mod watch;
 mod yard;
 

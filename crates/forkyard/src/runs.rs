@@ -5,7 +5,7 @@ use std::process::{Command as Program, Stdio};
 use std::time::{Duration, Instant};
 
 use forkyard_core::task::Collected;
-use forkyard_core::view::{ForkView, RunStatus, RunView};
+use forkyard_core::view::{EngineKind, ForkView, RunStatus, RunView};
 use forkyard_core::{ForkNum, RunId};
 use forkyard_engine::embedded::is_gone;
 use forkyard_engine::log;
@@ -129,7 +129,8 @@ pub async fn is_idle(yard: &Yard, run: &RunId) -> Result<bool> {
 
 /// Sees to it that a run goes on without this process: a worker is told by the store, or one is started for this run alone.
 pub async fn leave_to_worker(yard: &Yard, global: &Global, run: &RunId) -> Result<()> {
-    if has_worker(yard).await? {
+    // Temporal keeps its runs: a worker goes on with them when there is one.
+    if the_run(yard, run).await?.engine == EngineKind::Temporal || has_worker(yard).await? {
         return Ok(());
     }
     let logs = yard.settings.home.join("logs");

@@ -32,6 +32,10 @@ pub struct Yard {
     pub models: Arc<Models>,
     pub providers: BTreeMap<ProviderKind, Arc<dyn Provider>>,
     pub sandboxes: Sandboxes,
+    /// Performs tasks on this host, whoever drives.
+    pub hands: Arc<Hands>,
+    /// This process, as other processes see it.
+    pub owner: String,
     /// What the forks of this process do right now.
     pub doing: Arc<Doing>,
     /// This machine, as the store knows it.
@@ -60,7 +64,7 @@ impl Yard {
         let providers = providers(&settings, &env).await?;
         let host = host_id(&settings.home)?;
         let doing = Arc::new(Doing::default());
-        let hands = Hands {
+        let hands = Arc::new(Hands {
             store: store.clone(),
             providers: providers.clone(),
             git: git.clone(),
@@ -81,25 +85,25 @@ impl Yard {
                 },
             },
             onlooker: Some(doing.clone()),
-        };
+        });
         let known = models.clone();
         let unique = random_text(8);
         let owner = match Owner::me() {
             Some(me) => me.name(&unique),
             None => format!("{}x{unique}", std::process::id()),
         };
-        let mut config = EmbeddedConfig::new(host.clone(), owner);
+        let mut config = EmbeddedConfig::new(host.clone(), owner.clone());
         config.host_limit = settings.host_concurrency as usize;
         config.lost_after = settings.heartbeat_timeout.as_duration();
         let engine = Embedded::new(
             store.clone(),
-            Arc::new(hands),
+            hands.clone(),
             Arc::new(move |m| known.known(m)),
             Clock::system(),
             config,
         );
         let sandboxes = Sandboxes::new(providers.clone());
-        Ok(Yard { settings, store, engine, git, models, providers, sandboxes, doing, host })
+        Ok(Yard { settings, store, engine, git, models, providers, sandboxes, hands, owner, doing, host })
     }
 
     pub fn new_run_id() -> RunId {

@@ -10,7 +10,7 @@ use forkyard_core::run::{Command, Run, RunInput, RunStep};
 use forkyard_core::spec::RunSpec;
 use forkyard_core::task::{Effect, Wish};
 use forkyard_core::{RunId, Timestamp};
-use forkyard_store::{Append, CommandId, EventQuery, Lease, StoreError, StreamId};
+use forkyard_store::{Append, CommandId, Lease, StoreError, StreamId};
 use futures::future::BoxFuture;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -34,9 +34,6 @@ pub enum DriveEnd {
     /// This process was asked to stop; another may take over at once.
     Stopped,
 }
-
-/// An agent that writes one of these gets somewhere: losing its worker again and again is no loop.
-const PROGRESS: [&str; 2] = ["agent.assistant_message", "agent.tool_completed"];
 
 struct LiveFork {
     machine: Fork,
@@ -234,17 +231,8 @@ impl Driver<'_> {
         }
     }
 
-    /// Where the agent's last progress stands in the run. That it was started or resumed is none.
     async fn progress(&self, fork: ForkNum) -> Result<u64, Stop> {
-        let query = EventQuery {
-            fork: Some(fork),
-            kinds: PROGRESS.map(String::from).to_vec(),
-            newest_first: true,
-            limit: 1,
-            ..Default::default()
-        };
-        let last = self.patiently(|| self.inner.store.read_run(&self.id, &query)).await?;
-        Ok(last.first().map_or(0, |e| e.position))
+        self.patiently(|| Box::pin(log::progress(&*self.inner.store, &self.id, fork))).await
     }
 
     async fn load_fork(&self, fork: ForkNum) -> Result<Option<(Fork, u64)>, Stop> {

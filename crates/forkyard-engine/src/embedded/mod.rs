@@ -16,7 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use forkyard_core::run::{Command, Run};
 use forkyard_core::spec::{ModelKnown, RunSpec};
-use forkyard_core::view::RunStatus;
+use forkyard_core::view::{EngineKind, RunStatus};
 use forkyard_core::{ForkNum, HostId, RunId};
 use forkyard_store::{
     CreateRun, Created, Lease, MessageId, NewCommand, NewMessage, Process, ProcessKind, Store, StoreError,
@@ -32,8 +32,8 @@ use crate::{Engine, EngineError, log};
 
 pub use driver::DriveEnd;
 pub use owner::{Owner, is_gone};
-use slots::HostSlots;
-pub use slots::Room;
+pub use slots::{HostSlots, Room, Slot};
+pub use tasks::{Ended, perform_watched};
 
 /// How often a worker looks for runs that nobody drives, besides when the store says that something changed.
 const SCAN_EVERY: Duration = Duration::from_secs(1);
@@ -126,6 +126,11 @@ impl Embedded {
             return Ok(None);
         }
         let _guard = Driving { inner: &self.0, run };
+        // Another engine's runs are another's to drive.
+        let view = self.0.store.run(run).await?;
+        if view.is_some_and(|v| v.engine != EngineKind::Embedded) {
+            return Ok(None);
+        }
         let Some(lease) = self.acquire(run).await? else { return Ok(None) };
         // A store that is away is waited for by the driver; where nothing is known, nothing counts as its doing.
         let from = self.0.store.last_position(run).await.unwrap_or(u64::MAX);

@@ -40,33 +40,12 @@ impl Tasks {
     ) {
         let (cancel, heartbeat) = (CancellationToken::new(), Heartbeat::new());
         let serial = dispatch.serial;
-        let kind = dispatch.task.kind();
         let limit = dispatch.limit.as_duration();
-        let job = job(cancel.clone(), heartbeat.clone());
-        // Of the highest level, as the run's.
-        let fork = job.fork.as_ref().map(|(fork, _)| *fork);
-        let span = tracing::error_span!("task", otel.name = kind.as_str(), run = %job.run, fork, attempt = job.attempt.0);
+        let job = job(cancel.clone(), heartbeat);
         let (activities, lost_after, grace) = (self.activities.clone(), self.lost_after, self.grace);
-        self.cancels.insert((machine, serial), cancel.clone());
+        self.cancels.insert((machine, serial), cancel);
         self.set.spawn(async move {
-            // A task of its own, so that a panic in an activity is an error of that activity.
-            let mut work = JoinSet::new();
-            work.spawn(async move { activities.perform(job).await }.instrument(span));
-            let watched = async {
-                tokio::select! {
-                    biased;
-                    result = work.join_next() => Ended::Outcome(joined(kind, result)),
-                    () = silence(kind, &heartbeat, lost_after) => Ended::Silent,
-                    () = tokio::time::sleep(limit) => Ended::Outcome(Err(TaskError::new(
-                        ErrorClass::Transient,
-                        format!("took longer than its limit of {} s", limit.as_secs()),
-                    ))),
-                    () = async { cancel.cancelled().await; tokio::time::sleep(grace).await } => {
-                        Ended::Outcome(Err(TaskError::new(ErrorClass::Cancelled, "was stopped")))
-                    }
-                }
-            };
-            (machine, serial, watched.await)
+            (machine, serial, perform_watched(activities, job, limit, lost_after, grace).await)
         });
     }
 
@@ -98,6 +77,36 @@ impl Tasks {
         }
         while self.set.join_next().await.is_some() {}
         self.cancels.clear();
+    }
+}
+
+/// Performs a task within its limit, listens for its heart, and gives up on it if it does not come to a safe point within `grace`
+/// of being cancelled.
+pub async fn perform_watched(
+    activities: Arc<dyn Activities>,
+    job: Job,
+    limit: Duration,
+    lost_after: Duration,
+    grace: Duration,
+) -> Ended {
+    let (kind, cancel, heartbeat) = (job.task.kind(), job.cancel.clone(), job.heartbeat.clone());
+    // Of the highest level, as the run's.
+    let fork = job.fork.as_ref().map(|(fork, _)| *fork);
+    let span = tracing::error_span!("task", otel.name = kind.as_str(), run = %job.run, fork, attempt = job.attempt.0);
+    // A task of its own, so that a panic in an activity is an error of that activity.
+    let mut work = JoinSet::new();
+    work.spawn(async move { activities.perform(job).await }.instrument(span));
+    tokio::select! {
+        biased;
+        result = work.join_next() => Ended::Outcome(joined(kind, result)),
+        () = silence(kind, &heartbeat, lost_after) => Ended::Silent,
+        () = tokio::time::sleep(limit) => Ended::Outcome(Err(TaskError::new(
+            ErrorClass::Transient,
+            format!("took longer than its limit of {} s", limit.as_secs()),
+        ))),
+        () = async { cancel.cancelled().await; tokio::time::sleep(grace).await } => {
+            Ended::Outcome(Err(TaskError::new(ErrorClass::Cancelled, "was stopped")))
+        }
     }
 }
 

@@ -158,6 +158,13 @@ pub struct StoredText {
     pub content: String,
 }
 
+impl StoredText {
+    /// What a user says.
+    pub fn user(content: impl Into<String>) -> StoredText {
+        StoredText { kind: MessageKind::UserMessage, content: content.into() }
+    }
+}
+
 /// A busy run changes at every step of every fork: its inboxes are looked into this often at most.
 const INBOX_EVERY: Duration = Duration::from_millis(100);
 

@@ -51,6 +51,11 @@ impl Plan {
         Driver::spawn(Command::new(std::env::current_exe().unwrap()), self, "drive")
     }
 
+    /// This program, in another role.
+    pub fn process(&self, role: &str) -> Child {
+        command(Command::new(std::env::current_exe().unwrap()), self, role).spawn().unwrap()
+    }
+
     /// With mounts of its own, that end with it. Needs no root where user namespaces are allowed.
     pub fn with_mounts(&self, role: &str) -> Driver {
         let mut command = Command::new("unshare");
@@ -59,19 +64,21 @@ impl Plan {
     }
 }
 
+fn command(mut program: Command, plan: &Plan, role: &str) -> Command {
+    program
+        .args(["--exact", "child::role", "--ignored", "--nocapture", "--test-threads=1"])
+        .env(PLAN, plan.encode(role))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    program
+}
+
 /// Killed at the end of the test that started it, if it has not ended.
 pub struct Driver(Child);
 
 impl Driver {
-    fn spawn(mut command: Command, plan: &Plan, role: &str) -> Driver {
-        let child = command
-            .args(["--exact", "child::role", "--ignored", "--nocapture", "--test-threads=1"])
-            .env(PLAN, plan.encode(role))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        Driver(child)
+    fn spawn(program: Command, plan: &Plan, role: &str) -> Driver {
+        Driver(command(program, plan, role).spawn().unwrap())
     }
     pub fn kill(&mut self) {
         self.0.kill().unwrap();

@@ -2,6 +2,7 @@
 
 mod agents;
 mod child;
+mod conformance;
 mod git;
 mod log;
 mod owner;

@@ -5,15 +5,15 @@ use forkyard_core::ForkNum;
 use forkyard_core::sandbox::NetworkMode;
 use forkyard_core::spec::RunSpec;
 use forkyard_core::view::RunView;
-use forkyard_engine::Engine;
 use forkyard_engine::activities::open_repo;
 
 use super::fork::check_model;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
-use crate::follow::{self, Left, engine_error};
+use crate::follow::{self, Left};
 use crate::output::Output;
+use crate::temporal;
 use crate::yard::{Yard, random_text};
 
 /// Watch a whole run on a small bundled repository: real sandboxes, real tools, a scripted model, no key.
@@ -25,6 +25,9 @@ pub struct DemoArgs {
     /// Forks; the script has something to say for four.
     #[arg(short, long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub forks: u32,
+    /// Who drives the run: embedded or temporal [default: embedded].
+    #[arg(long, value_name = "NAME")]
+    pub engine: Option<String>,
 }
 
 const FILES: &[(&str, &str)] = &[
@@ -37,7 +40,9 @@ const PROMPT: &str = "The tests in tests/run.sh fail. Find out why and correct r
 
 impl DemoArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        let settings = global.load(global.flags()?)?.settings;
+        let mut flags = global.flags()?;
+        flags.set_option("engine.kind", "--engine", self.engine.as_ref());
+        let settings = global.load(flags)?.settings;
         crate::runtime()?.block_on(async {
             let yard = Yard::open(settings).await?;
             let dir = yard.settings.home.join("demo").join(random_text(8));
@@ -62,7 +67,8 @@ impl DemoArgs {
                     repo.display()
                 ))?;
             }
-            let run = yard.engine.submit(Yard::new_run_id(), spec, None).await.map_err(engine_error)?;
+            spec.engine = yard.settings.engine;
+            let run = temporal::submit(&yard, spec, out).await?;
             match follow::drive(&yard, &run, out).await? {
                 Left::Detached => {
                     out.line(&format!("Detached. Go on with: forkyard resume {run}"))?;

@@ -3,8 +3,6 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use forkyard_core::sandbox::{Labels, Root};
 use forkyard_core::spec::{ModelKnown, RepoSpec, RunSpec, Start};
-use forkyard_core::view::EngineKind;
-use forkyard_engine::Engine;
 use forkyard_engine::git::check_url;
 use forkyard_sandbox::SandboxStatus;
 
@@ -12,10 +10,11 @@ use super::run_options::RunOptions;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
-use crate::follow::{self, engine_error};
+use crate::follow;
 use crate::output::Output;
 use crate::runs::{leave_to_worker, with_flags};
 use crate::settings::Settings;
+use crate::temporal;
 use crate::yard::Yard;
 
 /// Fork a repository, let an agent work in each fork, and rank the results.
@@ -84,7 +83,7 @@ pub async fn start(
         return Err(CliError::usage("--server: this program drives runs itself").hint("leave --server out"));
     }
     check(yard, &spec).await?;
-    let run = yard.engine.submit(Yard::new_run_id(), spec, None).await.map_err(engine_error)?;
+    let run = temporal::submit(yard, spec, out).await?;
     if options.waits() {
         return follow::to_the_end(yard, &run, out).await;
     }
@@ -100,10 +99,6 @@ pub async fn start(
 
 /// What is wrong with a run, its models or its repository is told before anything is stored.
 pub async fn check(yard: &Yard, spec: &RunSpec) -> Result<()> {
-    if spec.engine != EngineKind::Embedded {
-        return Err(CliError::usage("there is no Temporal engine in this program")
-            .hint("leave --engine or `engine.kind` at embedded"));
-    }
     for fork in &spec.forks {
         check_model(yard, &fork.model)?;
     }

@@ -1,6 +1,7 @@
 use clap::Args;
 use forkyard_core::RunId;
 use forkyard_core::run::Command;
+use forkyard_core::view::EngineKind;
 use forkyard_engine::Engine;
 
 use crate::cli::Global;
@@ -9,6 +10,7 @@ use crate::exit::Exit;
 use crate::follow::engine_error;
 use crate::output::Output;
 use crate::runs::{has_worker, the_live_run, with_yard};
+use crate::temporal;
 
 /// Pause a run: no fork starts and no model is asked until it is resumed.
 #[derive(Debug, Clone, Args)]
@@ -21,8 +23,11 @@ pub struct PauseArgs {
 impl PauseArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let driven = with_yard(global, async |yard| {
-            the_live_run(yard, &self.run).await?;
+            let view = the_live_run(yard, &self.run).await?;
             yard.engine.command(&self.run, Command::Pause, None).await.map_err(engine_error)?;
+            if view.engine == EngineKind::Temporal {
+                return temporal::has_worker(yard).await;
+            }
             Ok(yard.engine.is_driven(&self.run).await.map_err(engine_error)? || has_worker(yard).await?)
         })?;
         let run = &self.run;

@@ -1,5 +1,6 @@
 use clap::Args;
 use forkyard_core::RunId;
+use forkyard_core::view::EngineKind;
 use forkyard_store::ProcessKind;
 
 use crate::cli::Global;
@@ -9,6 +10,7 @@ use crate::follow;
 use crate::observe::Observer;
 use crate::output::Output;
 use crate::runs::{stop_on_signals, the_run, with_flags};
+use crate::temporal;
 
 /// Drive runs of the store until stopped.
 #[derive(Debug, Clone, Args)]
@@ -19,6 +21,9 @@ pub struct WorkerArgs {
     /// Forks that work at the same time on this host.
     #[arg(long, value_name = "N")]
     pub concurrency: Option<String>,
+    /// For whom: embedded drives the runs of the store, temporal works for a Temporal service [default: embedded].
+    #[arg(long, value_name = "NAME")]
+    pub engine: Option<String>,
     /// Leave the terminal that it was started from.
     #[arg(long, hide = true)]
     pub detached: bool,
@@ -32,12 +37,17 @@ impl WorkerArgs {
         }
         let mut flags = global.flags()?;
         flags.set_option("engine.host_concurrency", "--concurrency", self.concurrency.as_ref());
+        flags.set_option("engine.kind", "--engine", self.engine.as_ref());
         with_flags(global, flags, async |yard| {
             let observer = Observer::start(&yard.settings, self.run.is_none())?;
             let stop = stop_on_signals()?;
             if let Some(run) = &self.run {
                 the_run(yard, run).await?;
                 observer.over(yard, follow::drive_patiently(yard, run, stop)).await?;
+                return Ok(Exit::Success);
+            }
+            if yard.settings.engine == EngineKind::Temporal {
+                temporal::work(yard, stop, out).await?;
                 return Ok(Exit::Success);
             }
             if !out.json {

@@ -222,6 +222,10 @@ settings! {
     temporal_tls_cert: Option<PathBuf> = "temporal.tls_cert" { env: &[var("TEMPORAL_TLS_CERT")] }
     /// Its key (PEM).
     temporal_tls_key: Option<PathBuf> = "temporal.tls_key" { env: &[var("TEMPORAL_TLS_KEY")] }
+    /// Certificate of the authority that Temporal's own is from (PEM). Unset: those that the system trusts.
+    temporal_tls_ca: Option<PathBuf> = "temporal.tls_ca" { env: &[var("TEMPORAL_TLS_CA")] }
+    /// Key for Temporal Cloud, or another service that asks for one. Sent over TLS alone.
+    temporal_api_key: Option<Secret> = "temporal.api_key" { env: &[var("TEMPORAL_API_KEY")] }
 
     /// Serve Prometheus metrics, where runs are driven: by `serve` and `worker`, on loopback.
     metrics: bool = "metrics.enabled" { default: Some("true"), env: &[negated("DISABLE_METRICS")] }

@@ -48,7 +48,7 @@ fn what_was_written_wrong() {
             &["fork", "-p", "x", "-m", m, "--volume", "a:b"],
             &["fork", "-p", "x", "-m", m, "--secret", "nope"],
             &["fork", "-p", "x", "-m", m, "--until-verified", "2"],
-            &["fork", "-p", "x", "-m", m, "--engine", "temporal"],
+            &["fork", "-p", "x", "-m", m, "--engine", "nonsense"],
             &["fork", "-p", "x", "-m", m, "--server", "http://localhost:1"],
             &["fork", "-p", "x", "-m", m, "--prompt-file", "none.md"],
             &["fork", "/nonexistent", "-p", "x", "-m", m],

@@ -23,7 +23,7 @@ fn mistakes_are_found_before_anything_is_stored() {
         (&["fork", "-p", "x", "-m", "nonsense"][..], "nonsense"),
         (&["fork", "-p", "x", "-m", "script:/nonexistent"], "/nonexistent"),
         (&["fork", "-p", "x", "-m", &model, "-b", "nope"], "nope"),
-        (&["fork", "-p", "x", "-m", &model, "--engine", "temporal"], "embedded"),
+        (&["fork", "-p", "x", "-m", &model, "--engine", "nonsense"], "temporal"),
         (&["fork", "-p", "x"], "ANTHROPIC_API_KEY"),
         (&["fork", "/nonexistent", "-p", "x"], "neither a folder nor a URL"),
     ] {

@@ -2,6 +2,9 @@
 //!
 //! The agent works in turns. Each sets money aside, "asks a model", runs one command by its call id, and writes its
 //! journal; it continues from the journal, as the real one does. All of it goes through the real store.
+//!
+//! A fork's prompt may say how it behaves, in words: `turns=5`, `pace=100` (milliseconds), `fails=TASK:2` (so often, then not),
+//! `refuses=TASK` (always), `loses=3` (its sandbox is gone after that turn, once).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -31,6 +34,19 @@ pub struct FileActivities {
     pub turns: usize,
     /// How long the model takes for an answer.
     pub pace: Duration,
+}
+
+/// What a prompt says of this.
+fn word<'a>(job: &'a Job, name: &str) -> Option<&'a str> {
+    let prompt = match &job.fork {
+        Some((_, fork)) => &fork.prompt,
+        None => &job.spec.forks.first()?.prompt,
+    };
+    prompt.split_whitespace().find_map(|w| w.strip_prefix(name)?.strip_prefix('='))
+}
+
+fn number<T: std::str::FromStr>(job: &Job, name: &str) -> Option<T> {
+    word(job, name)?.parse().ok()
 }
 
 fn fail(class: ErrorClass, why: impl ToString) -> TaskError {
@@ -119,12 +135,64 @@ impl FileActivities {
         run().map_err(|e| fail(ErrorClass::SandboxLost, e))
     }
 
+    /// So often as the prompt says; counted in a file, whichever process does it.
+    fn misbehave(&self, job: &Job) -> Result<(), TaskError> {
+        let kind = job.task.kind().as_str();
+        if word(job, "refuses") == Some(kind) {
+            return Err(fail(ErrorClass::Permanent, "as it was told to"));
+        }
+        let Some((task, times)) = word(job, "fails").and_then(|w| w.split_once(':')) else { return Ok(()) };
+        if task != kind || !self.once_more(job, kind, times.parse().unwrap_or(0)) {
+            return Ok(());
+        }
+        Err(fail(ErrorClass::Transient, "as it was told to"))
+    }
+
+    /// True for the first `times` that it is asked.
+    fn once_more(&self, job: &Job, what: &str, times: u64) -> bool {
+        let folder = self.folder.join("counts");
+        let name = format!("{}-{}-{what}", job.run, job.fork.as_ref().map_or(0, |f| f.0));
+        let count = || -> io::Result<bool> {
+            fs::create_dir_all(&folder)?;
+            let mut file = OpenOptions::new().create(true).append(true).open(folder.join(name))?;
+            let so_far = file.metadata()?.len();
+            if so_far < times {
+                file.write_all(b".")?;
+            }
+            Ok(so_far < times)
+        };
+        count().unwrap_or(false)
+    }
+
+    /// Messages that wait, taken in with one entry of the journal.
+    async fn listen(
+        &self,
+        job: &Job,
+        fork: ForkNum,
+        sandbox: &SandboxId,
+        seq: u64,
+    ) -> Result<u64, TaskError> {
+        let waiting = patiently(|| self.store.pending_messages(&job.run, fork)).await?;
+        if waiting.is_empty() {
+            return Ok(seq);
+        }
+        let event =
+            entry("agent.message_injected", sandbox, serde_json::json!({ "messages": waiting.len() }));
+        let deliver = waiting.iter().map(|m| m.id).collect();
+        self.journal(&job.run, fork, job.attempt, seq, event, deliver).await
+    }
+
     async fn agent(&self, job: &Job, fork: ForkNum, sandbox: &SandboxId) -> TaskResult {
         let (run, attempt) = (&job.run, job.attempt);
         drop(self.attach(sandbox, attempt)?);
-        let mut turn = patiently(|| self.store.read_journals(run, fork)).await?.len();
-        let mut seq = 0;
-        while turn < self.turns {
+        let entries = patiently(|| self.store.read_journals(run, fork)).await?;
+        let mut turn = entries.iter().filter(|e| e.event.kind == TURN).count();
+        let pace = number(job, "pace").map_or(self.pace, Duration::from_millis);
+        let mut seq = self.listen(job, fork, sandbox, 0).await?;
+        while turn < self.turns(job) {
+            if number(job, "loses") == Some(turn) && self.once_more(job, "loses", 1) {
+                let _ = fs::remove_dir_all(self.path(sandbox));
+            }
             job.heartbeat.beat();
             let request = format!("{fork}/{attempt}/{turn}");
             self.send(run, fork, attempt, &request).await?;
@@ -134,19 +202,13 @@ impl FileActivities {
                     patiently(|| self.store.settle(run, &request, COST)).await?;
                     return Err(fail(ErrorClass::Cancelled, "stopped"));
                 }
-                () = tokio::time::sleep(self.pace) => {}
+                () = tokio::time::sleep(pace) => {}
             }
             patiently(|| self.store.settle(run, &request, COST)).await?;
             self.exec(sandbox, attempt, &format!("call-{turn}"))?;
-            let event = NewEvent {
-                kind: "agent.assistant_message".into(),
-                version: 1,
-                at: Timestamp(1),
-                source: Source::Agent,
-                sandbox: Some(sandbox.clone()),
-                data: serde_json::json!({ "turn": turn }),
-            };
-            seq = self.journal(run, fork, attempt, seq, event).await?;
+            let event = entry(TURN, sandbox, serde_json::json!({ "turn": turn }));
+            seq = self.journal(run, fork, attempt, seq, event, vec![]).await?;
+            seq = self.listen(job, fork, sandbox, seq).await?;
             turn += 1;
         }
         let turns = turn as u32;
@@ -186,10 +248,11 @@ impl FileActivities {
         attempt: Attempt,
         expected: u64,
         event: NewEvent,
+        deliver: Vec<u64>,
     ) -> Result<u64, TaskError> {
         use forkyard_store::StoreError;
         let append =
-            AppendJournal { run: run.clone(), fork, attempt, expected, events: vec![event], deliver: vec![] };
+            AppendJournal { run: run.clone(), fork, attempt, expected, events: vec![event], deliver };
         let mut in_doubt = false;
         loop {
             match self.store.append_journal(append.clone()).await {
@@ -206,6 +269,10 @@ impl FileActivities {
         }
     }
 
+    fn turns(&self, job: &Job) -> usize {
+        number(job, "turns").unwrap_or(self.turns)
+    }
+
     /// What a fork's commands left behind.
     fn result(&self, sandbox: &SandboxId) -> String {
         fs::read_to_string(self.path(sandbox).join("log")).unwrap_or_default()
@@ -216,6 +283,7 @@ impl FileActivities {
 impl Activities for FileActivities {
     async fn perform(&self, job: Job) -> TaskResult {
         let fork = job.fork.as_ref().map_or(0, |f| f.0);
+        self.misbehave(&job)?;
         match &job.task {
             Task::PrepareBase { sandbox } => {
                 self.create(&job.run, sandbox)?;
@@ -250,7 +318,9 @@ impl Activities for FileActivities {
             }
             Task::Verify { sandbox, commit, .. } => {
                 self.create(&job.run, sandbox)?;
-                let passed = commit.split_whitespace().count() == self.turns;
+                // What a lost sandbox took with it is not asked for.
+                let least = if word(&job, "loses").is_some() { 1 } else { self.turns(&job) };
+                let passed = commit.split_whitespace().count() >= least;
                 let score = Some(f64::from(fork));
                 Ok(Output::Verified(Verdict { passed: Some(passed), score, ..Default::default() }))
             }
@@ -268,6 +338,20 @@ impl Activities for FileActivities {
                 Ok(()) | Err(_) => Ok(Output::Destroyed),
             },
         }
+    }
+}
+
+/// One turn of the agent.
+const TURN: &str = "agent.assistant_message";
+
+fn entry(kind: &str, sandbox: &SandboxId, data: serde_json::Value) -> NewEvent {
+    NewEvent {
+        kind: kind.into(),
+        version: 1,
+        at: Timestamp(1),
+        source: Source::Agent,
+        sandbox: Some(sandbox.clone()),
+        data,
     }
 }
 

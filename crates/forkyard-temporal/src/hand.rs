@@ -1,0 +1,484 @@
+//! The activities: the engine's own, performed for a workflow. Before anything is done, what led to it is in the store; while it
+//! is done, the store is watched for the wish that it stops.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use forkyard_core::event;
+use forkyard_core::run::{Command, RunEvent};
+use forkyard_core::spec::{ForkSpec, RunSpec};
+use forkyard_core::task::{ErrorClass, TaskKind};
+use forkyard_core::{ForkNum, HostId, RunId};
+use forkyard_engine::activity::{Activities, Heartbeat, Job};
+use forkyard_engine::embedded::{Ended, HostSlots, Slot, perform_watched};
+use forkyard_engine::log;
+use forkyard_engine::ports::StoredText;
+use forkyard_store::{Append, NewMessage, Store, StoreError, StreamId};
+use temporalio_macros::activities;
+use temporalio_sdk::ApplicationFailure;
+use temporalio_sdk::activities::{ActivityContext, ActivityError};
+use tokio_util::sync::CancellationToken;
+
+use crate::wire::{Ask, Beat, Look, Open, Opened, Perform, Performed, Record, Tell, Waiting};
+
+/// This worker can't or may not do it; another one can, or this one later.
+pub const REFUSED: &str = "Refused";
+/// The worker was stopped on purpose.
+pub const LET_GO: &str = "LetGo";
+/// The agent shows no sign of life, though its worker does.
+pub const SILENT: &str = "Silent";
+
+/// The lease of a run is its workflow's for as long as that lives; a new workflow for the same run has a larger token.
+const LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// A store that is away is waited for at least this long before the task is handed back.
+const STORE_PATIENCE: Duration = Duration::from_secs(20);
+const STORE_RETRY: Duration = Duration::from_millis(500);
+/// A busy run changes at every step of every fork: it is looked at this often at most.
+const STOP_EVERY: Duration = Duration::from_millis(50);
+/// Forks whose specs are kept at hand.
+const MAX_SPECS: usize = 1024;
+
+pub struct HandConfig {
+    pub host: HostId,
+    /// How often a task's worker says that it is there.
+    pub beat: Duration,
+    /// Forks on this host, over all runs.
+    pub host_limit: usize,
+}
+
+type Specs = (Arc<RunSpec>, Option<Arc<ForkSpec>>);
+
+/// Performs tasks on this host.
+#[derive(Clone)]
+pub struct Hand(Arc<Shared>);
+
+impl std::ops::Deref for Hand {
+    type Target = Shared;
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+pub struct Shared {
+    store: Arc<dyn Store>,
+    /// The store's name.
+    identity: String,
+    activities: Arc<dyn Activities>,
+    config: HandConfig,
+    slots: HostSlots,
+    /// Forks that have room here.
+    taken: Mutex<BTreeMap<(RunId, ForkNum), Slot>>,
+    specs: Mutex<BTreeMap<(RunId, Option<ForkNum>), Specs>>,
+    /// This worker is being stopped.
+    stop: CancellationToken,
+}
+
+fn failed(kind: &str, why: impl std::fmt::Display) -> ActivityError {
+    ActivityError::application(
+        ApplicationFailure::builder(why.to_string()).type_name(kind.to_owned()).build(),
+    )
+}
+
+fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[activities]
+impl Hand {
+    #[activity(name = "open")]
+    pub async fn open(self: Arc<Self>, _ctx: ActivityContext, open: Open) -> Result<Opened, ActivityError> {
+        self.admit(&open.store, &open.run)?;
+        let refused = |e: StoreError| failed(REFUSED, e);
+        let held = self.store.acquire(&open.run, &open.owner, LEASE).await.map_err(refused)?;
+        let lease = match held {
+            Some(lease) => lease.token,
+            None => return Err(failed(REFUSED, format!("another process drives run {}", open.run))),
+        };
+        let stream = StreamId::Run(open.run.clone());
+        let mut seq = 0;
+        loop {
+            let page = self.store.read_stream(&stream, seq, 0).await.map_err(refused)?;
+            if page.is_empty() {
+                return Ok(Opened { lease, seq });
+            }
+            seq += page.len() as u64;
+        }
+    }
+
+    #[activity(name = "record")]
+    pub async fn record(self: Arc<Self>, _ctx: ActivityContext, record: Record) -> Result<(), ActivityError> {
+        self.admit(&record.store, &record.run)?;
+        write(&*self.store, &record).await.map_err(|e| failed(REFUSED, e))
+    }
+
+    #[activity(name = "inbox")]
+    pub async fn inbox(self: Arc<Self>, _ctx: ActivityContext, ask: Ask) -> Result<Waiting, ActivityError> {
+        self.admit(&ask.store, &ask.run)?;
+        let stored = self.store.pending_commands(&ask.run).await.map_err(|e| failed(REFUSED, e))?;
+        let mut waiting = Waiting { commands: vec![], unreadable: vec![] };
+        for command in stored {
+            match serde_json::from_value::<Command>(command.data) {
+                Ok(c) => waiting.commands.push((command.id, c)),
+                Err(e) => {
+                    tracing::warn!(run = %ask.run, "a command can't be read: {e}");
+                    waiting.unreadable.push(command.id);
+                }
+            }
+        }
+        Ok(waiting)
+    }
+
+    #[activity(name = "look")]
+    pub async fn look(self: Arc<Self>, _ctx: ActivityContext, ask: Ask) -> Result<Look, ActivityError> {
+        self.admit(&ask.store, &ask.run)?;
+        let refused = |e: StoreError| failed(REFUSED, e);
+        let progress = log::progress(&*self.store, &ask.run, ask.fork).await.map_err(refused)?;
+        let messages = self.store.pending_messages(&ask.run, ask.fork).await.map_err(refused)?;
+        Ok(Look { progress, messages: !messages.is_empty() })
+    }
+
+    #[activity(name = "tell")]
+    pub async fn tell(self: Arc<Self>, _ctx: ActivityContext, tell: Tell) -> Result<(), ActivityError> {
+        let Tell { ask, said, key, at } = tell;
+        self.admit(&ask.store, &ask.run)?;
+        let data = serde_json::to_value(StoredText::user(said.content)).map_err(|e| failed(REFUSED, e))?;
+        let message = NewMessage { key: Some(key), data, at };
+        match self.store.put_message(&ask.run, ask.fork, message).await {
+            Ok(_) => Ok(()),
+            Err(e) if e.is_retryable() => Err(failed(REFUSED, e)),
+            Err(e) => {
+                tracing::warn!(run = %ask.run, fork = ask.fork, "a message could not be delivered: {e}");
+                Ok(())
+            }
+        }
+    }
+
+    #[activity(name = "prepare_base")]
+    pub async fn prepare_base(
+        self: Arc<Self>,
+        ctx: ActivityContext,
+        p: Perform,
+    ) -> Result<Performed, ActivityError> {
+        self.perform(ctx, p).await
+    }
+    #[activity(name = "verify_base")]
+    pub async fn verify_base(
+        self: Arc<Self>,
+        ctx: ActivityContext,
+        p: Perform,
+    ) -> Result<Performed, ActivityError> {
+        self.perform(ctx, p).await
+    }
+    #[activity(name = "check_budget")]
+    pub async fn check_budget(
+        self: Arc<Self>,
+        ctx: ActivityContext,
+        p: Perform,
+    ) -> Result<Performed, ActivityError> {
+        self.perform(ctx, p).await
+    }
+    #[activity(name = "create_sandbox")]
+    pub async fn create_sandbox(
+        self: Arc<Self>,
+        ctx: ActivityContext,
+        p: Perform,
+    ) -> Result<Performed, ActivityError> {
+        self.perform(ctx, p).await
+    }
+    #[activity(name = "health_check")]
+    pub async fn health_check(
+        self: Arc<Self>,
+        ctx: ActivityContext,
+        p: Perform,
+    ) -> Result<Performed, ActivityError> {
+        self.perform(ctx, p).await
+    }
+    #[activity(name = "run_agent")]
+    pub async fn run_agent(
+        self: Arc<Self>,
+        ctx: ActivityContext,
+        p: Perform,
+    ) -> Result<Performed, ActivityError> {
+        self.perform(ctx, p).await
+    }
+    #[activity(name = "collect")]
+    pub async fn collect(
+        self: Arc<Self>,
+        ctx: ActivityContext,
+        p: Perform,
+    ) -> Result<Performed, ActivityError> {
+        self.perform(ctx, p).await
+    }
+    #[activity(name = "verify")]
+    pub async fn verify(
+        self: Arc<Self>,
+        ctx: ActivityContext,
+        p: Perform,
+    ) -> Result<Performed, ActivityError> {
+        self.perform(ctx, p).await
+    }
+    #[activity(name = "publish")]
+    pub async fn publish(
+        self: Arc<Self>,
+        ctx: ActivityContext,
+        p: Perform,
+    ) -> Result<Performed, ActivityError> {
+        self.perform(ctx, p).await
+    }
+    #[activity(name = "cleanup_sandbox")]
+    pub async fn cleanup_sandbox(
+        self: Arc<Self>,
+        ctx: ActivityContext,
+        p: Perform,
+    ) -> Result<Performed, ActivityError> {
+        self.perform(ctx, p).await
+    }
+}
+
+impl Hand {
+    pub async fn new(
+        store: Arc<dyn Store>,
+        activities: Arc<dyn Activities>,
+        config: HandConfig,
+        stop: CancellationToken,
+    ) -> Result<Hand, StoreError> {
+        let identity = store.identity().await?;
+        let slots = HostSlots::new(config.host_limit);
+        Ok(Hand(Arc::new(Shared {
+            store,
+            identity,
+            activities,
+            config,
+            slots,
+            taken: Mutex::default(),
+            specs: Mutex::default(),
+            stop,
+        })))
+    }
+
+    /// A run is known to one store alone.
+    fn admit(&self, store: &str, run: &RunId) -> Result<(), ActivityError> {
+        if store == self.identity {
+            return Ok(());
+        }
+        let why = format!(
+            "run {run} is recorded in another store than that of host {}: give all workers of a task queue the same \
+             PostgreSQL (store.url)",
+            self.config.host
+        );
+        tracing::error!("{why}");
+        Err(failed(REFUSED, why))
+    }
+
+    async fn perform(self: Arc<Self>, ctx: ActivityContext, p: Perform) -> Result<Performed, ActivityError> {
+        let (run, fork) = (p.record.run.clone(), p.record.fork);
+        self.admit(&p.record.store, &run)?;
+        let cancel = CancellationToken::new();
+        let work = self.clone().work(p.clone(), cancel.clone());
+        let mut work = std::pin::pin!(work);
+        let stopped = stopped(&*self.store, &p);
+        let mut stopped = std::pin::pin!(stopped);
+        let mut beats = tokio::time::interval(self.config.beat);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                () = ctx.cancelled(), if !cancel.is_cancelled() => cancel.cancel(),
+                () = &mut stopped, if !cancel.is_cancelled() => cancel.cancel(),
+                () = self.stop.cancelled(), if !cancel.is_cancelled() => cancel.cancel(),
+                _ = beats.tick() => {
+                    // Only an agent makes progress that counts; a store that is away does not stop the heart.
+                    let progress = match (fork, p.task.kind()) {
+                        (Some(fork), TaskKind::RunAgent) => {
+                            log::progress(&*self.store, &run, fork).await.unwrap_or(0)
+                        }
+                        _ => 0,
+                    };
+                    let beat = Beat { host: self.config.host.clone(), attempt: p.attempt, progress };
+                    ctx.record_heartbeat(beat).await?;
+                }
+            }
+        }
+    }
+
+    async fn work(
+        self: Arc<Self>,
+        p: Perform,
+        cancel: CancellationToken,
+    ) -> Result<Performed, ActivityError> {
+        let (run, fork, kind) = (p.record.run.clone(), p.record.fork, p.task.kind());
+        self.write_patiently(&p.record).await?;
+        let (spec, fork_spec) = self.specs(&run, fork).await?;
+        let room = async {
+            if let (Some(fork), true) = (fork, needs_room(kind)) {
+                self.make_room(&run, fork, kind).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => {}
+            () = room => {}
+        }
+        let heartbeat = Heartbeat::new();
+        let job = Job {
+            run: run.clone(),
+            spec,
+            fork: fork.zip(fork_spec),
+            attempt: p.attempt,
+            task: p.task.clone(),
+            cancel: cancel.clone(),
+            heartbeat,
+        };
+        let pace = p.pace;
+        let (limit, lost_after, grace) =
+            (p.limit.as_duration(), pace.lost_after.as_duration(), pace.grace.as_duration());
+        let ended = perform_watched(self.activities.clone(), job, limit, lost_after, grace).await;
+        let result = match ended {
+            Ended::Silent => return Err(failed(SILENT, "the agent shows no sign of life")),
+            Ended::Outcome(result) => result,
+        };
+        if self.stop.is_cancelled() && result.as_ref().is_err_and(|e| e.class == ErrorClass::Cancelled) {
+            return Err(failed(LET_GO, format!("the worker on host {} was stopped", self.config.host)));
+        }
+        if let (Some(fork), TaskKind::Destroy, Ok(_)) = (fork, kind, &result) {
+            lock(&self.taken).remove(&(run.clone(), fork));
+        }
+        let balance = match (p.counted, kind) {
+            (true, TaskKind::RunAgent) => self.store.balance(&run).await.ok(),
+            _ => None,
+        };
+        Ok(Performed { host: self.config.host.clone(), result, balance })
+    }
+
+    /// Room for the fork on this host. One that lives already does not wait.
+    async fn make_room(&self, run: &RunId, fork: ForkNum, kind: TaskKind) {
+        let key = (run.clone(), fork);
+        if lock(&self.taken).contains_key(&key) {
+            return;
+        }
+        let slot = match kind {
+            TaskKind::CreateSandbox => self.slots.acquire(run).await,
+            _ => self.slots.take(),
+        };
+        lock(&self.taken).insert(key, slot);
+    }
+
+    async fn write_patiently(&self, record: &Record) -> Result<(), ActivityError> {
+        let begun = tokio::time::Instant::now();
+        loop {
+            match write(&*self.store, record).await {
+                Ok(()) => return Ok(()),
+                Err(e) if e.is_retryable() && begun.elapsed() < STORE_PATIENCE => {
+                    tracing::warn!(run = %record.run, "could not record, trying again: {e}");
+                    tokio::time::sleep(STORE_RETRY).await;
+                }
+                Err(e) => return Err(failed(REFUSED, e)),
+            }
+        }
+    }
+
+    /// Specs never change once they are recorded.
+    async fn specs(&self, run: &RunId, fork: Option<ForkNum>) -> Result<Specs, ActivityError> {
+        let key = (run.clone(), fork);
+        if let Some(known) = lock(&self.specs).get(&key) {
+            return Ok(known.clone());
+        }
+        let refused = |e: String| failed(REFUSED, e);
+        let first = self
+            .store
+            .read_stream(&StreamId::Run(run.clone()), 0, 1)
+            .await
+            .map_err(|e| refused(e.to_string()))?
+            .into_iter()
+            .next()
+            .ok_or_else(|| refused(format!("the store knows no run {run}")))?;
+        let decoded = event::decode_run(&first.event.kind, first.event.version, first.event.data);
+        let spec = match decoded.map_err(|e| refused(e.to_string()))? {
+            RunEvent::Submitted { spec, .. } => Arc::new(spec),
+            _ => return Err(refused(format!("the log of run {run} does not begin with a submission"))),
+        };
+        let fork_spec = match fork {
+            None => None,
+            Some(n) => {
+                let loaded =
+                    log::load_fork(&*self.store, run, n).await.map_err(|e| refused(e.to_string()))?;
+                let (fork, _) =
+                    loaded.ok_or_else(|| refused(format!("the store knows no fork {run}/{n}")))?;
+                Some(Arc::new(fork.plan().spec.clone()))
+            }
+        };
+        let mut known = lock(&self.specs);
+        if known.len() >= MAX_SPECS {
+            known.clear();
+        }
+        known.insert(key, (spec.clone(), fork_spec.clone()));
+        Ok((spec, fork_spec))
+    }
+}
+
+fn needs_room(kind: TaskKind) -> bool {
+    matches!(kind, TaskKind::CreateSandbox | TaskKind::RunAgent)
+}
+
+/// Appends what is not there yet. The stream has one author, the workflow, so what is there is the same.
+async fn write(store: &dyn Store, record: &Record) -> Result<(), StoreError> {
+    if record.events.is_empty() && record.consume.is_empty() {
+        return Ok(());
+    }
+    let stream = match record.fork {
+        None => StreamId::Run(record.run.clone()),
+        Some(fork) => StreamId::Fork(record.run.clone(), fork),
+    };
+    let end = record.from + record.events.len() as u64;
+    let mut expected = record.from;
+    loop {
+        let rest = &record.events[(expected.min(end) - record.from) as usize..];
+        if rest.is_empty() && record.consume.is_empty() {
+            return Ok(());
+        }
+        let append = Append {
+            stream: stream.clone(),
+            lease: record.lease,
+            expected,
+            events: rest.to_vec(),
+            // Rows are as new as the last event; without one, somebody else has written newer ones.
+            views: if rest.is_empty() { vec![] } else { record.views.clone() },
+            consume: record.consume.clone(),
+        };
+        match store.append(append).await {
+            Ok(_) => return Ok(()),
+            Err(StoreError::Conflict { actual, .. }) if actual > expected => expected = actual,
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Returns when the store says that this task is to stop, or that its run was let go of.
+async fn stopped(store: &dyn Store, p: &Perform) {
+    let run = &p.record.run;
+    let (stream, kind) = match p.record.fork {
+        None => (StreamId::Run(run.clone()), "run.task_stopping"),
+        Some(fork) => (StreamId::Fork(run.clone(), fork), "fork.task_stopping"),
+    };
+    let mut watch = store.watch(Some(run));
+    let mut seen = p.record.from;
+    loop {
+        if let Ok(page) = store.read_stream(&stream, seen, 0).await {
+            seen += page.len() as u64;
+            let stops = |e: &forkyard_store::Recorded| {
+                e.event.kind == kind && e.event.data["serial"].as_u64() == Some(p.serial)
+            };
+            if page.iter().any(stops) {
+                return;
+            }
+        }
+        if let Ok(Some(view)) = store.run(run).await
+            && view.detached
+        {
+            return;
+        }
+        watch.changed().await;
+        tokio::time::sleep(STOP_EVERY).await;
+    }
+}

@@ -1,0 +1,239 @@
+//! What workflows and activities say to each other. All of it is kept in Temporal's history for ever: fields may be added with
+//! a default, none may change its meaning.
+
+use forkyard_core::budget::Balance;
+use forkyard_core::fork::{ForkPlan, ForkResult};
+use forkyard_core::run::Command;
+use forkyard_core::spec::RunSpec;
+use forkyard_core::task::{Task, TaskResult, Wish};
+use forkyard_core::view::{ForkOutcome, Progress, RunOutcome, View};
+use forkyard_core::{Attempt, ForkNum, HostId, Millis, RunId, Timestamp, Usd};
+use forkyard_store::{CommandId, LeaseToken, NewEvent};
+use serde::{Deserialize, Serialize};
+
+/// What the workflows of this release do with an input. A release that would do something else for the same history has a
+/// larger number, and still knows how to drive the smaller ones.
+pub const LOGIC: u32 = 1;
+
+/// Names that Temporal's users see.
+pub fn run_workflow_id(run: &RunId) -> String {
+    format!("forkyard/{run}")
+}
+pub fn fork_workflow_id(run: &RunId, fork: ForkNum) -> String {
+    format!("forkyard/{run}/{fork}")
+}
+
+/// The queue whose tasks make sandboxes: whichever host has room takes them.
+pub fn making_queue(queue: &str) -> String {
+    format!("{queue}/make")
+}
+/// The queue of one host: what has to be done where a sandbox is.
+pub fn host_queue(queue: &str, host: &HostId) -> String {
+    format!("{queue}/host/{host}")
+}
+
+/// Times that a run's workflows keep, whoever carries them out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pace {
+    /// A worker that is silent for this long is lost.
+    pub lost_after: Millis,
+    /// A host whose workers take nothing for this long is lost.
+    pub host_lost_after: Millis,
+    /// How long a task that was stopped may take to come to a safe point.
+    pub grace: Millis,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace { lost_after: Millis::secs(90), host_lost_after: Millis::secs(90), grace: Millis::secs(10) }
+    }
+}
+
+/// The input of a run's workflow.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunStart {
+    pub logic: u32,
+    pub run: RunId,
+    pub spec: RunSpec,
+    pub submitted_at: Timestamp,
+    /// The store that knows of it; a worker with another one refuses.
+    pub store: String,
+    pub pace: Pace,
+    /// The service knows our search attributes.
+    #[serde(default)]
+    pub searchable: bool,
+}
+
+/// The input of a fork's workflow.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ForkStart {
+    pub logic: u32,
+    pub plan: ForkPlan,
+    pub wish: Wish,
+    pub store: String,
+    pub lease: LeaseToken,
+    pub pace: Pace,
+    #[serde(default)]
+    pub searchable: bool,
+    /// Somebody wants to know how much is spent.
+    #[serde(default)]
+    pub counted: bool,
+}
+
+/// What a fork's workflow ends with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ForkEnd {
+    pub result: ForkResult,
+    pub balance: Option<Balance>,
+}
+
+/// What a run's workflow ends with, and answers to the query `results`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunResults {
+    pub outcome: Option<RunOutcome>,
+    pub winner: Option<ForkNum>,
+    pub ranking: Vec<ForkNum>,
+    pub total_forks: u32,
+    pub successful: u32,
+    pub failed: u32,
+    pub total_cost_usd: Usd,
+    pub results: Vec<ForkSummary>,
+}
+
+/// One line of the results.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ForkSummary {
+    pub fork_num: ForkNum,
+    pub status: ForkOutcome,
+    pub verified: bool,
+    pub cost_usd: Usd,
+    pub input_tokens: u64,
+    pub output_tokens: u64,
+    pub duration_seconds: u64,
+    pub error: Option<String>,
+}
+
+/// The answer to a run's query `progress`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunProgress {
+    #[serde(flatten)]
+    pub progress: Progress,
+    pub status: String,
+    pub total_cost_usd: Usd,
+    pub paused: bool,
+    pub cancelled: bool,
+}
+
+/// The answer to a fork's query `status`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ForkStatus {
+    pub phase: String,
+    pub attempt: Attempt,
+    pub outcome: Option<ForkOutcome>,
+    pub host: Option<HostId>,
+    pub error: Option<String>,
+}
+
+/// What somebody says to an agent, by the signal `message`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Said {
+    #[serde(default)]
+    pub fork: ForkNum,
+    pub content: String,
+}
+
+/// Events on their way into the store, with the rows that follow from them. Every activity carries all that it can't be sure of
+/// having arrived, so it does not matter which of them comes first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    pub run: RunId,
+    /// None: the run's own stream.
+    pub fork: Option<ForkNum>,
+    pub store: String,
+    pub lease: LeaseToken,
+    /// The stream's length before the first of these events.
+    pub from: u64,
+    pub events: Vec<NewEvent>,
+    pub views: Vec<View>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub consume: Vec<CommandId>,
+}
+
+/// A task for an activity.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Perform {
+    pub record: Record,
+    pub serial: u64,
+    pub attempt: Attempt,
+    pub limit: Millis,
+    pub task: Task,
+    pub pace: Pace,
+    #[serde(default)]
+    pub counted: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Performed {
+    /// Where it was done.
+    pub host: HostId,
+    pub result: TaskResult,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balance: Option<Balance>,
+}
+
+/// What a worker's heartbeat says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Beat {
+    pub host: HostId,
+    pub attempt: Attempt,
+    /// Where the agent's last progress stands in the run.
+    pub progress: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Open {
+    pub run: RunId,
+    pub store: String,
+    /// Of the workflow's execution: the lease's owner.
+    pub owner: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Opened {
+    pub lease: LeaseToken,
+    /// Events that the run's stream has.
+    pub seq: u64,
+}
+
+/// A question about a run or a fork.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ask {
+    pub run: RunId,
+    pub fork: ForkNum,
+    pub store: String,
+}
+
+/// Commands that wait in the store.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Waiting {
+    pub commands: Vec<(CommandId, Command)>,
+    /// Those that this release can't read: they are dropped, or they would be read again for ever.
+    pub unreadable: Vec<CommandId>,
+}
+
+/// How a fork stands in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Look {
+    pub progress: u64,
+    pub messages: bool,
+}
+
+/// A message on its way into the store's inbox.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Tell {
+    pub ask: Ask,
+    pub said: Said,
+    /// The same for every try.
+    pub key: String,
+    pub at: Timestamp,
+}

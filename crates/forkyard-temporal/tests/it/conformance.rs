@@ -1,0 +1,43 @@
+//! The Temporal engine against the suite that every engine passes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forkyard_engine::Engine;
+use forkyard_store::Store;
+use test_support::engines::{Rig, Worker};
+use test_support::temporal::Temporal;
+
+use super::child::Plan;
+
+struct OnTemporal {
+    _server: Temporal,
+    plan: Plan,
+    store: Arc<dyn Store>,
+    engine: Arc<dyn Engine>,
+}
+
+impl Rig for OnTemporal {
+    fn engine(&self) -> Arc<dyn Engine> {
+        self.engine.clone()
+    }
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+    fn folder(&self) -> PathBuf {
+        self.plan.folder.clone()
+    }
+    fn worker(&self) -> Worker {
+        Worker(self.plan.worker())
+    }
+}
+
+async fn rig() -> Option<OnTemporal> {
+    let server = tokio::task::spawn_blocking(Temporal::start).await.unwrap()?;
+    let plan = Plan::new(server.address());
+    let store = forkyard_store::open(&plan.url).await.unwrap();
+    let engine = Arc::new(plan.engine(store.clone()).await);
+    Some(OnTemporal { _server: server, plan, store, engine })
+}
+
+test_support::engine_conformance!(rig);

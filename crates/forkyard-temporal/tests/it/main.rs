@@ -1,0 +1,4 @@
+//! Tests of the Temporal engine against a real service.
+
+mod child;
+mod conformance;

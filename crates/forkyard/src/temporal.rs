@@ -1,0 +1,115 @@
+//! Runs that Temporal drives, as the command line starts and serves them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forkyard_core::spec::RunSpec;
+use forkyard_core::view::EngineKind;
+use forkyard_core::{Millis, RunId};
+use forkyard_engine::Engine;
+use forkyard_store::ProcessKind;
+use forkyard_temporal::{Pace, Service, ServiceConfig, ServiceError, TemporalEngine, WorkerConfig};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{CliError, Result};
+use crate::follow::{engine_error, store_error};
+use crate::output::Output;
+use crate::settings::Settings;
+use crate::yard::Yard;
+
+/// What a task that was stopped may take to come to a safe point.
+const GRACE: Millis = Millis::secs(10);
+
+fn service_error(e: ServiceError) -> CliError {
+    match e {
+        ServiceError::Invalid(_) => CliError::usage(e.to_string()),
+        ServiceError::Unreachable { .. } => CliError::failure(e.to_string()).hint(
+            "start the service, or say where it is: --set temporal.address=HOST:PORT, or TEMPORAL_ADDRESS",
+        ),
+        ServiceError::Refused(_) => {
+            CliError::failure(e.to_string()).hint("look at temporal.namespace and at the service's own log")
+        }
+        ServiceError::Engine(e) => engine_error(e),
+    }
+}
+
+fn read(key: &str, path: &Option<PathBuf>) -> Result<Option<Vec<u8>>> {
+    let Some(path) = path else { return Ok(None) };
+    let bytes = std::fs::read(path).map_err(|e| {
+        CliError::usage(format!("{key} = {}: {e}", path.display())).hint("name a readable PEM file")
+    })?;
+    Ok(Some(bytes))
+}
+
+fn config(s: &Settings, owner: &str) -> Result<ServiceConfig> {
+    Ok(ServiceConfig {
+        address: s.temporal_address.clone(),
+        namespace: s.temporal_namespace.clone(),
+        task_queue: s.temporal_task_queue.clone(),
+        tls_cert: read("temporal.tls_cert", &s.temporal_tls_cert)?,
+        tls_key: read("temporal.tls_key", &s.temporal_tls_key)?,
+        tls_ca: read("temporal.tls_ca", &s.temporal_tls_ca)?,
+        api_key: s.temporal_api_key.as_ref().map(|k| k.expose().to_string()),
+        identity: format!("forkyard/{owner}"),
+        pace: Pace { lost_after: s.heartbeat_timeout, host_lost_after: s.heartbeat_timeout, grace: GRACE },
+    })
+}
+
+pub async fn connect(yard: &Yard) -> Result<Service> {
+    Service::connect(&config(&yard.settings, &yard.owner)?).await.map_err(service_error)
+}
+
+/// Stores a run with the engine that it asks for. Temporal has to answer before anything is stored.
+pub async fn submit(yard: &Yard, spec: RunSpec, out: &mut Output<'_>) -> Result<RunId> {
+    let id = Yard::new_run_id();
+    match spec.engine {
+        EngineKind::Embedded => yard.engine.submit(id, spec, None).await.map_err(engine_error),
+        EngineKind::Temporal => {
+            let service = connect(yard).await?;
+            let engine = TemporalEngine::new(yard.store.clone(), Arc::new(yard.engine.clone()), service);
+            let id = engine.submit(id, spec, None).await.map_err(engine_error)?;
+            if !engine.service().has_workers().await.map_err(service_error)? && !out.json {
+                out.line(&unattended(&id, &yard.settings))?;
+            }
+            Ok(id)
+        }
+    }
+}
+
+fn unattended(run: &RunId, s: &Settings) -> String {
+    format!(
+        "No worker polls the task queue {}: {run} begins as soon as one does. On any host with this store:\n\n  \
+         forkyard worker --engine temporal\n",
+        s.temporal_task_queue
+    )
+}
+
+/// Whether a worker of some host serves this store's runs on Temporal.
+pub async fn has_worker(yard: &Yard) -> Result<bool> {
+    let processes = yard.store.processes().await.map_err(store_error)?;
+    Ok(processes.iter().any(|p| p.kind == ProcessKind::Temporal))
+}
+
+/// A worker of the service, until stopped.
+pub async fn work(yard: &Yard, stop: CancellationToken, out: &mut Output<'_>) -> Result<()> {
+    let service = connect(yard).await?;
+    let s = &yard.settings;
+    if !out.json {
+        out.line(&format!(
+            "Working for Temporal at {} (namespace {}, task queue {}) until stopped by ctrl-C or SIGTERM.",
+            service.address(),
+            s.temporal_namespace,
+            s.temporal_task_queue
+        ))?;
+    }
+    let config = WorkerConfig {
+        host: yard.host.clone(),
+        owner: yard.owner.clone(),
+        host_limit: s.host_concurrency as usize,
+        beat: s.heartbeat_interval.as_duration(),
+        grace: GRACE.as_duration(),
+    };
+    forkyard_temporal::work(service, yard.store.clone(), yard.hands.clone(), config, stop)
+        .await
+        .map_err(service_error)
+}
