@@ -56,10 +56,7 @@ impl Engine for TemporalEngine {
         message: serde_json::Value,
         key: Option<String>,
     ) -> Result<MessageId, EngineError> {
-        let id = self.desk.message(run, fork, message, key).await?;
-        if let Err(e) = self.service.nudge_fork(run, fork).await {
-            tracing::debug!(%run, fork, "its workflow could not be told: {e}");
-        }
-        Ok(id)
+        // An agent at work watches the inbox itself; one that lingers is brought back by a worker.
+        self.desk.message(run, fork, message, key).await
     }
 }

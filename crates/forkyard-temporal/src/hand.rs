@@ -8,18 +8,20 @@ use std::time::Duration;
 use forkyard_core::event;
 use forkyard_core::run::{Command, RunEvent};
 use forkyard_core::spec::{ForkSpec, RunSpec};
-use forkyard_core::task::{ErrorClass, TaskKind};
-use forkyard_core::{ForkNum, HostId, RunId};
+use forkyard_core::task::{ErrorClass, Task, TaskKind};
+use forkyard_core::{ForkNum, HostId, Millis, RunId};
 use forkyard_engine::activity::{Activities, Heartbeat, Job};
 use forkyard_engine::embedded::{Ended, HostSlots, Slot, perform_watched};
 use forkyard_engine::log;
 use forkyard_engine::ports::StoredText;
-use forkyard_store::{Append, NewMessage, Store, StoreError, StreamId};
+use forkyard_engine::sweep::{self, Yard};
+use forkyard_store::{Append, NewMessage, ProcessKind, Store, StoreError, StreamId};
 use temporalio_macros::activities;
 use temporalio_sdk::ApplicationFailure;
 use temporalio_sdk::activities::{ActivityContext, ActivityError};
 use tokio_util::sync::CancellationToken;
 
+use crate::cleanup::Swept;
 use crate::wire::{Ask, Beat, Look, Open, Opened, Perform, Performed, Record, Tell, Waiting};
 
 /// This worker can't or may not do it; another one can, or this one later.
@@ -45,6 +47,8 @@ pub struct HandConfig {
     pub beat: Duration,
     /// Forks on this host, over all runs.
     pub host_limit: usize,
+    /// What is on this host, whatever any log says.
+    pub yard: Arc<dyn Yard>,
 }
 
 type Specs = (Arc<RunSpec>, Option<Arc<ForkSpec>>);
@@ -154,6 +158,24 @@ impl Hand {
         }
     }
 
+    /// Hosts that have a worker now.
+    #[activity(name = "hosts")]
+    pub async fn hosts(self: Arc<Self>, _ctx: ActivityContext) -> Result<Vec<HostId>, ActivityError> {
+        let processes = self.store.processes().await.map_err(|e| failed(REFUSED, e))?;
+        let hosts: std::collections::BTreeSet<HostId> =
+            processes.into_iter().filter(|p| p.kind == ProcessKind::Temporal).map(|p| p.host).collect();
+        Ok(hosts.into_iter().collect())
+    }
+
+    #[activity(name = "sweep")]
+    pub async fn sweep(
+        self: Arc<Self>,
+        _ctx: ActivityContext,
+        max_age: Millis,
+    ) -> Result<Swept, ActivityError> {
+        self.look_for_orphans(max_age).await.map_err(|e| failed(REFUSED, e))
+    }
+
     #[activity(name = "prepare_base")]
     pub async fn prepare_base(
         self: Arc<Self>,
@@ -257,6 +279,14 @@ impl Hand {
         })))
     }
 
+    /// Removes what this host owes, and what nobody knows any more.
+    pub async fn look_for_orphans(&self, max_age: Millis) -> Result<Swept, StoreError> {
+        let now = forkyard_engine::clock::Clock::system().now();
+        let config = &self.config;
+        let (cleaned, error) = sweep::sweep(&*self.store, &*config.yard, &config.host, now, max_age).await?;
+        Ok(Swept { cleaned, error })
+    }
+
     /// A run is known to one store alone.
     fn admit(&self, store: &str, run: &RunId) -> Result<(), ActivityError> {
         if store == self.identity {
@@ -274,8 +304,8 @@ impl Hand {
     async fn perform(self: Arc<Self>, ctx: ActivityContext, p: Perform) -> Result<Performed, ActivityError> {
         let (run, fork) = (p.record.run.clone(), p.record.fork);
         self.admit(&p.record.store, &run)?;
-        let cancel = CancellationToken::new();
-        let work = self.clone().work(p.clone(), cancel.clone());
+        let (cancel, let_go) = (CancellationToken::new(), CancellationToken::new());
+        let work = self.clone().work(p.clone(), cancel.clone(), let_go.clone());
         let mut work = std::pin::pin!(work);
         let stopped = stopped(&*self.store, &p);
         let mut stopped = std::pin::pin!(stopped);
@@ -285,8 +315,16 @@ impl Hand {
                 biased;
                 done = &mut work => return done,
                 () = ctx.cancelled(), if !cancel.is_cancelled() => cancel.cancel(),
-                () = &mut stopped, if !cancel.is_cancelled() => cancel.cancel(),
-                () = self.stop.cancelled(), if !cancel.is_cancelled() => cancel.cancel(),
+                why = &mut stopped, if !cancel.is_cancelled() => {
+                    if why == Why::LetGo {
+                        let_go.cancel();
+                    }
+                    cancel.cancel();
+                }
+                () = self.stop.cancelled(), if !cancel.is_cancelled() => {
+                    let_go.cancel();
+                    cancel.cancel();
+                }
                 _ = beats.tick() => {
                     // Only an agent makes progress that counts; a store that is away does not stop the heart.
                     let progress = match (fork, p.task.kind()) {
@@ -302,10 +340,12 @@ impl Hand {
         }
     }
 
+    /// `let_go`: it is stopped, but not for good; whoever drives it goes on later.
     async fn work(
         self: Arc<Self>,
         p: Perform,
         cancel: CancellationToken,
+        let_go: CancellationToken,
     ) -> Result<Performed, ActivityError> {
         let (run, fork, kind) = (p.record.run.clone(), p.record.fork, p.task.kind());
         self.write_patiently(&p.record).await?;
@@ -331,15 +371,22 @@ impl Hand {
             heartbeat,
         };
         let pace = p.pace;
+        // Where another host prepared the base, this one has to do so first.
+        let limit = match &p.task {
+            Task::CreateSandbox { base, .. } if base.host != self.config.host => {
+                p.limit.max(TaskKind::PrepareBase.retry().limit)
+            }
+            _ => p.limit,
+        };
         let (limit, lost_after, grace) =
-            (p.limit.as_duration(), pace.lost_after.as_duration(), pace.grace.as_duration());
+            (limit.as_duration(), pace.lost_after.as_duration(), pace.grace.as_duration());
         let ended = perform_watched(self.activities.clone(), job, limit, lost_after, grace).await;
         let result = match ended {
             Ended::Silent => return Err(failed(SILENT, "the agent shows no sign of life")),
             Ended::Outcome(result) => result,
         };
-        if self.stop.is_cancelled() && result.as_ref().is_err_and(|e| e.class == ErrorClass::Cancelled) {
-            return Err(failed(LET_GO, format!("the worker on host {} was stopped", self.config.host)));
+        if let_go.is_cancelled() && result.as_ref().is_err_and(|e| e.class == ErrorClass::Cancelled) {
+            return Err(failed(LET_GO, format!("host {} let go of it", self.config.host)));
         }
         if let (Some(fork), TaskKind::Destroy, Ok(_)) = (fork, kind, &result) {
             lock(&self.taken).remove(&(run.clone(), fork));
@@ -454,8 +501,15 @@ async fn write(store: &dyn Store, record: &Record) -> Result<(), StoreError> {
     }
 }
 
+/// Why a task is to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Stop,
+    LetGo,
+}
+
 /// Returns when the store says that this task is to stop, or that its run was let go of.
-async fn stopped(store: &dyn Store, p: &Perform) {
+async fn stopped(store: &dyn Store, p: &Perform) -> Why {
     let run = &p.record.run;
     let (stream, kind) = match p.record.fork {
         None => (StreamId::Run(run.clone()), "run.task_stopping"),
@@ -470,13 +524,13 @@ async fn stopped(store: &dyn Store, p: &Perform) {
                 e.event.kind == kind && e.event.data["serial"].as_u64() == Some(p.serial)
             };
             if page.iter().any(stops) {
-                return;
+                return Why::Stop;
             }
         }
         if let Ok(Some(view)) = store.run(run).await
             && view.detached
         {
-            return;
+            return Why::LetGo;
         }
         watch.changed().await;
         tokio::time::sleep(STOP_EVERY).await;

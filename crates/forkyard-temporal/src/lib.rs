@@ -2,10 +2,12 @@
 //! logic is here: what to do is decided in `forkyard-core`, how it is done in `forkyard-engine`.
 //!
 //! - [`run`] and [`fork`] are the workflows; [`wheel`] turns a machine inside one.
+//! - [`cleanup`] is the workflow that looks for orphans on every host.
 //! - [`hand`] performs activities on a host, and records what led to them first.
 //! - [`courier`] carries the store's news to the workflows; [`worker`] is a process that does all of it.
 //! - [`service`] is the connection; [`engine`] is what the CLI and the API submit to.
 
+pub mod cleanup;
 pub mod courier;
 pub mod engine;
 pub mod fork;

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use forkyard_core::run::Run;
 use forkyard_core::view::EngineKind;
-use forkyard_core::{ForkNum, RunId};
+use forkyard_core::{ForkNum, Millis, RunId};
+use forkyard_engine::sweep::SweepStats;
 use forkyard_engine::{EngineError, log};
 use forkyard_store::Store;
 use temporalio_client::errors::{ClientConnectError, WorkflowInteractionError, WorkflowStartError};
 use temporalio_client::{
     Client, ClientOptions, ClientTlsOptions, Connection, ConnectionOptions, TlsOptions, Url,
-    WorkflowExecutionInfo, WorkflowHandle, WorkflowIdReusePolicy, WorkflowSignalOptions,
-    WorkflowStartOptions,
+    WorkflowExecutionInfo, WorkflowHandle, WorkflowIdConflictPolicy, WorkflowIdReusePolicy,
+    WorkflowSignalOptions, WorkflowStartOptions,
 };
 use temporalio_common::MemoValues;
 use temporalio_common::protos::temporal::api::enums::v1::{IndexedValueType, TaskQueueType};
@@ -22,6 +23,7 @@ use temporalio_common::protos::temporal::api::taskqueue::v1::TaskQueue;
 use temporalio_common::protos::temporal::api::workflowservice::v1::DescribeTaskQueueRequest;
 use tonic::IntoRequest;
 
+use crate::cleanup::{CleanupFlow, CleanupStart, cleanup_workflow_id};
 use crate::fork::ForkFlow;
 use crate::run::RunFlow;
 use crate::search;
@@ -29,6 +31,8 @@ use crate::wire::{LOGIC, Pace, RunStart, fork_workflow_id, run_workflow_id};
 
 /// An address that does not answer for this long is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a cleanup may take to end: that of one look.
+const STOP_WAIT: Duration = Duration::from_secs(60);
 /// Of a prompt, this much stands beside a workflow's name.
 const SUMMARY_CHARS: usize = 120;
 
@@ -284,6 +288,38 @@ impl Service {
     ) -> Result<(), ServiceError> {
         let options = WorkflowSignalOptions::default();
         forgive(self.run_handle(run).signal(RunFlow::spent, balance, options).await)
+    }
+
+    /// The workflow that looks for orphans on every host; Ok if it is under way already.
+    pub async fn start_cleanup(&self, interval: Millis, max_age: Millis) -> Result<(), ServiceError> {
+        let start = CleanupStart { interval, max_age, stats: SweepStats::default() };
+        let options =
+            WorkflowStartOptions::new(self.task_queue.clone(), cleanup_workflow_id(&self.task_queue))
+                .id_conflict_policy(WorkflowIdConflictPolicy::UseExisting)
+                .static_summary("looks for orphaned sandboxes".to_string())
+                .build();
+        match self.client.start_workflow(CleanupFlow::run, start, options).await {
+            Ok(_) | Err(WorkflowStartError::AlreadyStarted { .. }) => Ok(()),
+            Err(e) => Err(self.failed(&e)),
+        }
+    }
+
+    /// Stops it and waits for what it has done; None if none is under way.
+    pub async fn stop_cleanup(&self) -> Result<Option<SweepStats>, ServiceError> {
+        let handle: WorkflowHandle<Client, CleanupFlow> = self.handle(cleanup_workflow_id(&self.task_queue));
+        match handle.signal(CleanupFlow::stop, (), WorkflowSignalOptions::default()).await {
+            Ok(()) => {}
+            Err(WorkflowInteractionError::NotFound(_)) => return Ok(None),
+            Err(e) => return Err(self.failed(&e)),
+        }
+        match tokio::time::timeout(STOP_WAIT, handle.get_result(Default::default())).await {
+            Ok(Ok(stats)) => Ok(Some(stats)),
+            Ok(Err(e)) => Err(self.failed(&e)),
+            Err(_) => Err(ServiceError::Refused(format!(
+                "the cleanup was told to stop, but no worker has heard of it within {} s",
+                STOP_WAIT.as_secs()
+            ))),
+        }
     }
 
     /// Whether somebody polls the task queue that runs are started on.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use forkyard_core::HostId;
 use forkyard_engine::activity::Activities;
+use forkyard_engine::sweep::{SweepConfig, Yard};
 use forkyard_store::{Process, ProcessKind, Store};
 use temporalio_common::worker::WorkerDeploymentOptions;
 use temporalio_sdk::runtime::worker_tuner::{FixedSizeSlotSupplier, TunerHolder};
@@ -14,6 +15,7 @@ use temporalio_sdk::{Runtime, Worker, WorkerOptions};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use crate::cleanup::CleanupFlow;
 use crate::courier::Courier;
 use crate::fork::ForkFlow;
 use crate::hand::{Hand, HandConfig};
@@ -42,6 +44,8 @@ pub struct WorkerConfig {
     pub beat: Duration,
     /// How long what is under way may take to come to a safe point when the worker is stopped.
     pub grace: Duration,
+    /// How often this host looks for what it owes, besides when the worker starts.
+    pub sweep: SweepConfig,
 }
 
 /// What a queue's worker does.
@@ -57,11 +61,12 @@ pub async fn work(
     service: Service,
     store: Arc<dyn Store>,
     activities: Arc<dyn Activities>,
+    yard: Arc<dyn Yard>,
     config: WorkerConfig,
     stop: CancellationToken,
 ) -> Result<(), ServiceError> {
     let hand_config =
-        HandConfig { host: config.host.clone(), beat: config.beat, host_limit: config.host_limit };
+        HandConfig { host: config.host.clone(), beat: config.beat, host_limit: config.host_limit, yard };
     let hand = Hand::new(store.clone(), activities, hand_config, stop.clone()).await?;
     let invalid = |e: &dyn std::fmt::Display| ServiceError::Refused(e.to_string());
     let runtime_options = RuntimeOptions::builder().build().map_err(|e| invalid(&e))?;
@@ -83,9 +88,24 @@ pub async fn work(
     let courier = Courier { store, service: service.clone(), process };
     // If one of them can't go on, none does: a process that only looks alive would keep runs waiting.
     let failed = stop.child_token();
+    let sweeping = async {
+        loop {
+            // A host that was lost owes what it could not be told to destroy.
+            match hand.look_for_orphans(config.sweep.max_age).await {
+                Ok(swept) if swept.cleaned > 0 => {
+                    tracing::info!("removed {} orphaned sandboxes", swept.cleaned)
+                }
+                Ok(_) => {}
+                Err(e) => tracing::warn!("orphans could not be looked for: {e}"),
+            }
+            tokio::time::sleep(config.sweep.interval).await;
+        }
+    };
     let carrying = async {
-        courier.carry(failed.clone()).await;
-        Ok(())
+        tokio::select! {
+            () = courier.carry(failed.clone()) => {}
+            () = sweeping => {}
+        }
     };
     let watching = async {
         let mut result = Ok(());
@@ -99,9 +119,8 @@ pub async fn work(
         failed.cancel();
         result
     };
-    let (carried, watched): (Result<(), ServiceError>, Result<(), ServiceError>) =
-        tokio::join!(carrying, watching);
-    carried.and(watched)
+    let ((), result) = tokio::join!(carrying, watching);
+    result
 }
 
 fn options(
@@ -140,6 +159,7 @@ fn options(
         let twice = |e: temporalio_sdk::WorkflowRegistrationError| ServiceError::Refused(e.to_string());
         options.register_workflow::<RunFlow>().map_err(twice)?;
         options.register_workflow::<ForkFlow>().map_err(twice)?;
+        options.register_workflow::<CleanupFlow>().map_err(twice)?;
     }
     options.register_activities(hand.clone());
     Ok(options)

@@ -7,6 +7,8 @@ use forkyard_core::spec::RunSpec;
 use forkyard_core::view::EngineKind;
 use forkyard_core::{Millis, RunId};
 use forkyard_engine::Engine;
+use forkyard_engine::activities::HostYard;
+use forkyard_engine::sweep::{SweepConfig, SweepStats};
 use forkyard_store::ProcessKind;
 use forkyard_temporal::{Pace, Service, ServiceConfig, ServiceError, TemporalEngine, WorkerConfig};
 use tokio_util::sync::CancellationToken;
@@ -90,6 +92,18 @@ pub async fn has_worker(yard: &Yard) -> Result<bool> {
     Ok(processes.iter().any(|p| p.kind == ProcessKind::Temporal))
 }
 
+/// Has every host look for orphans, again and again.
+pub async fn start_cleanup(yard: &Yard) -> Result<()> {
+    let s = &yard.settings;
+    let service = connect(yard).await?;
+    service.start_cleanup(s.cleanup_interval, s.cleanup_max_age).await.map_err(service_error)
+}
+
+/// What it has done; None if none was under way.
+pub async fn stop_cleanup(yard: &Yard) -> Result<Option<SweepStats>> {
+    connect(yard).await?.stop_cleanup().await.map_err(service_error)
+}
+
 /// A worker of the service, until stopped.
 pub async fn work(yard: &Yard, stop: CancellationToken, out: &mut Output<'_>) -> Result<()> {
     let service = connect(yard).await?;
@@ -108,8 +122,10 @@ pub async fn work(yard: &Yard, stop: CancellationToken, out: &mut Output<'_>) ->
         host_limit: s.host_concurrency as usize,
         beat: s.heartbeat_interval.as_duration(),
         grace: GRACE.as_duration(),
+        sweep: SweepConfig { interval: s.cleanup_interval.as_duration(), max_age: s.cleanup_max_age },
     };
-    forkyard_temporal::work(service, yard.store.clone(), yard.hands.clone(), config, stop)
+    let host = Arc::new(HostYard(yard.providers.values().cloned().collect()));
+    forkyard_temporal::work(service, yard.store.clone(), yard.hands.clone(), host, config, stop)
         .await
         .map_err(service_error)
 }

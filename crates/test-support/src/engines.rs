@@ -286,9 +286,10 @@ pub async fn money_runs_out(rig: &dyn Rig) {
 
 pub async fn a_limit_is_warned_of_once(rig: &dyn Rig) {
     let _worker = rig.worker();
-    let mut spec = spec("turns=10 pace=20", 2);
+    // At the end 80 % are spent, and there is room for another request's worst case until then.
+    let mut spec = spec("turns=100 pace=2", 2);
     spec.max_concurrent = 1;
-    spec.budget.run = Some(Usd(COST.0 * 20 * 100 / 80));
+    spec.budget.run = Some(Usd(COST.0 * 200 * 100 / 80));
     let run = Trial::start(rig, "warned", spec).await;
     assert_eq!(run.ended().await.outcome, Some(RunOutcome::Success));
     let warnings = run.events(&["run.budget_warning"]).await;

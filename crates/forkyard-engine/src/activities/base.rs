@@ -159,6 +159,41 @@ impl Hands {
         }
     }
 
+    /// The same on this host. Where another one prepared the base, it is prepared here too, from the same commit and once for
+    /// all forks, in a sandbox that ends with it.
+    pub(super) async fn base_here(&self, job: &Job, base: &Base) -> Result<SnapshotId, TaskError> {
+        let snapshot = Self::base_snapshot(job, base)?;
+        if base.host == self.host || self.has_snapshot(job, &snapshot).await? {
+            return Ok(snapshot);
+        }
+        let commit = CommitId::new(&base.commit).map_err(git_error)?;
+        let source = &job.spec.repo.source;
+        self.git.prepare().await.map_err(git_error)?;
+        let repo = if is_url(source) {
+            self.git.fetch(source, Some(&base.commit)).await.map_err(git_error)?.0
+        } else {
+            self.git.open(std::path::Path::new(source)).await.map_err(git_error)?
+        };
+        self.git.keep(&repo, &job.run, "base", &commit).await.map_err(git_error)?;
+        let checkout = self.checkout(&repo, &commit, &base.branch).await?;
+        let fork = job.fork.as_ref();
+        let start = fork.map(|(_, f)| job.spec.start_of(f)).or_else(|| job.spec.starts().into_iter().next());
+        let start = start.ok_or_else(|| TaskError::new(ErrorClass::Permanent, "the run has no forks"))?;
+        let id = SandboxId::derive(&job.run, fork.map(|f| f.0), job.attempt, Role::Base);
+        let made = self.prepare_start(job, &id, &start, &snapshot, &checkout).await;
+        self.provider(job)?.destroy(&id).await.map_err(sandbox_error)?;
+        match made {
+            // Another fork of the run may have been first.
+            Err(e) if !self.has_snapshot(job, &snapshot).await? => Err(e),
+            Ok(()) | Err(_) => Ok(snapshot),
+        }
+    }
+
+    async fn has_snapshot(&self, job: &Job, id: &SnapshotId) -> Result<bool, TaskError> {
+        let known = self.provider(job)?.snapshots().await.map_err(sandbox_error)?;
+        Ok(known.iter().any(|s| s.id == *id))
+    }
+
     pub(super) async fn set_up(&self, sandbox: &dyn Sandbox, setup: &str) -> Result<(), TaskError> {
         let (code, _, output) = run_command(sandbox, setup, SETUP_LIMIT).await?;
         if code != 0 {

@@ -55,7 +55,7 @@ impl Hands {
     }
 
     async fn start(&self, job: &Job, base: &Base) -> Result<Start, TaskError> {
-        let from_base = Start { root: Self::base_snapshot(job, base)?, position: 0, work: None };
+        let from_base = Start { root: self.base_here(job, base).await?, position: 0, work: None };
         let Some((fork, _)) = &job.fork else { return Ok(from_base) };
         let entries = read(&*self.store, &job.run, *fork).await?;
         let held = forkyard_agent::checkpoints(&entries);

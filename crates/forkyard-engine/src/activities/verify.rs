@@ -55,7 +55,7 @@ impl Hands {
     ) -> Result<std::sync::Arc<dyn Sandbox>, TaskError> {
         let provider = self.provider(job)?;
         provider.destroy(id).await.map_err(sandbox_error)?;
-        let spec = self.sandbox_spec(job, Root::Snapshot(Self::base_snapshot(job, base)?), Role::Verify);
+        let spec = self.sandbox_spec(job, Root::Snapshot(self.base_here(job, base).await?), Role::Verify);
         provider.create(id, job.attempt, &spec).await.map_err(sandbox_error)
     }
 

@@ -9,10 +9,11 @@ use forkyard_core::spec::ModelKnown;
 use forkyard_core::{HostId, Millis};
 use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
+use forkyard_engine::sweep::SweepConfig;
 use forkyard_store::Store;
 use forkyard_temporal::{Pace, Service, ServiceConfig, TemporalEngine, WorkerConfig, work};
 use serde::{Deserialize, Serialize};
-use test_support::sim::files::{FileActivities, host};
+use test_support::sim::files::{FileActivities, FileYard, host};
 use tokio_util::sync::CancellationToken;
 
 const PLAN: &str = "FORKYARD_TEMPORAL_TEST_PLAN";
@@ -101,8 +102,11 @@ fn role() {
             host_limit: 64,
             beat: Duration::from_millis(500),
             grace: Duration::from_secs(5),
+            sweep: SweepConfig::default(),
         };
         let activities = plan.activities(store.clone());
-        work(plan.connect().await, store, activities, config, CancellationToken::new()).await.unwrap();
+        let yard = Arc::new(FileYard(plan.folder.clone()));
+        let stop = CancellationToken::new();
+        work(plan.connect().await, store, activities, yard, config, stop).await.unwrap();
     });
 }

@@ -10,9 +10,9 @@ use test_support::temporal::Temporal;
 
 use super::child::Plan;
 
-struct OnTemporal {
-    _server: Temporal,
-    plan: Plan,
+pub struct OnTemporal {
+    pub server: Temporal,
+    pub plan: Plan,
     store: Arc<dyn Store>,
     engine: Arc<dyn Engine>,
 }
@@ -32,12 +32,12 @@ impl Rig for OnTemporal {
     }
 }
 
-async fn rig() -> Option<OnTemporal> {
+pub async fn rig() -> Option<OnTemporal> {
     let server = tokio::task::spawn_blocking(Temporal::start).await.unwrap()?;
     let plan = Plan::new(server.address());
     let store = forkyard_store::open(&plan.url).await.unwrap();
     let engine = Arc::new(plan.engine(store.clone()).await);
-    Some(OnTemporal { _server: server, plan, store, engine })
+    Some(OnTemporal { server, plan, store, engine })
 }
 
 test_support::engine_conformance!(rig);

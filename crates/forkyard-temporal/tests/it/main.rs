@@ -2,3 +2,5 @@
 
 mod child;
 mod conformance;
+mod kills;
+mod replay;

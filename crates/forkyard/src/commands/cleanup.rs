@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use forkyard_core::Millis;
-use forkyard_core::view::{RunStatus, SandboxState};
+use forkyard_core::view::{EngineKind, RunStatus, SandboxState};
 use forkyard_engine::activities::HostYard;
 use forkyard_engine::clock::Clock;
 use forkyard_engine::sweep::{self, SweepConfig, SweepStats, Yard as _};
@@ -17,8 +17,9 @@ use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::plain;
 use crate::render::session::day;
-use crate::runs::{stop_on_signals, with_flags, with_yard};
+use crate::runs::{stop_on_signals, with_flags};
 use crate::settings::{Raw, Value};
+use crate::temporal;
 use crate::yard::Yard;
 
 /// Look for orphaned sandboxes and remove them, until stopped.
@@ -36,11 +37,18 @@ pub struct CleanupArgs {
     /// Say what would be removed.
     #[arg(long)]
     pub dry_run: bool,
+    /// Who looks: embedded is this process, temporal every host with a worker [default: embedded].
+    #[arg(long, value_name = "NAME")]
+    pub engine: Option<String>,
 }
 
 /// Stop a cleanup that another process does, and say what it has done.
 #[derive(Debug, Clone, Args)]
-pub struct StopCleanupArgs {}
+pub struct StopCleanupArgs {
+    /// Whose: embedded or temporal [default: embedded].
+    #[arg(long, value_name = "NAME")]
+    pub engine: Option<String>,
+}
 
 /// A duration of the command line.
 pub fn duration(flag: &str, text: &str) -> Result<Millis> {
@@ -53,8 +61,18 @@ impl CleanupArgs {
         let mut flags = global.flags()?;
         flags.set_option("cleanup.interval", "--interval", self.interval.as_ref());
         flags.set_option("cleanup.max_age", "--max-age", self.max_age.as_ref());
+        flags.set_option("engine.kind", "--engine", self.engine.as_ref());
         with_flags(global, flags, async |yard| {
             let s = &yard.settings;
+            if s.engine == EngineKind::Temporal && !self.once && !self.dry_run {
+                temporal::start_cleanup(yard).await?;
+                if out.json {
+                    out.json(&json!({ "schema": "forkyard.cleanup/1", "started": true }))?;
+                } else {
+                    out.line("Every host with a worker looks for orphaned sandboxes until `forkyard stop-cleanup`.")?;
+                }
+                return Ok(Exit::Success);
+            }
             let config =
                 SweepConfig { interval: s.cleanup_interval.as_duration(), max_age: s.cleanup_max_age };
             let here = yard.host.clone();
@@ -94,7 +112,16 @@ impl CleanupArgs {
 
 impl StopCleanupArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_yard(global, async |yard| {
+        let mut flags = global.flags()?;
+        flags.set_option("engine.kind", "--engine", self.engine.as_ref());
+        with_flags(global, flags, async |yard| {
+            if yard.settings.engine == EngineKind::Temporal {
+                return match temporal::stop_cleanup(yard).await? {
+                    Some(stats) => tell(&stats, out),
+                    None => Err(CliError::usage("no cleanup is under way on this task queue")
+                        .hint("`forkyard cleanup --engine temporal` starts one")),
+                };
+            }
             sweep::stop_sweeping(&*yard.store).await.map_err(store_error)?;
             let stats = sweep::stats(&*yard.store).await.map_err(store_error)?;
             tell(&stats, out)

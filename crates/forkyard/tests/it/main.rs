@@ -39,6 +39,7 @@ mod serve_steer;
 mod serve_stream;
 mod start;
 mod status;
+mod temporal;
 mod terminal;
 mod token;
 mod trust;

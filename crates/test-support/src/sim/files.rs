@@ -195,7 +195,7 @@ impl FileActivities {
             }
             job.heartbeat.beat();
             let request = format!("{fork}/{attempt}/{turn}");
-            self.send(run, fork, attempt, &request).await?;
+            self.send(job, fork, &request).await?;
             tokio::select! {
                 biased;
                 () = job.cancel.cancelled() => {
@@ -215,14 +215,10 @@ impl FileActivities {
         Ok(Output::Agent(AgentReport { stop: AgentStop::Finished, turns, ..Default::default() }))
     }
 
-    async fn send(
-        &self,
-        run: &RunId,
-        fork: ForkNum,
-        attempt: Attempt,
-        request: &str,
-    ) -> Result<(), TaskError> {
+    async fn send(&self, job: &Job, fork: ForkNum, request: &str) -> Result<(), TaskError> {
+        let (run, attempt) = (&job.run, job.attempt);
         loop {
+            job.heartbeat.beat();
             let ask = Ask { fork, attempt, request: request.into(), worst: WORST };
             match patiently(|| self.store.reserve(run, ask.clone())).await? {
                 Reserve::Granted => match patiently(|| self.store.mark_sent(run, request)).await? {

@@ -1,0 +1,156 @@
+//! Runs on a real Temporal service: real sandboxes, real workers, the command line as users have it.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use test_support::temporal::Temporal;
+
+use super::{WAITS, World};
+
+/// Long enough for a loaded machine; a failing test says so instead of hanging.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A world whose runs are Temporal's, unless a command says otherwise.
+fn world(w: &World, server: &Temporal) {
+    w.user_file(&format!("[engine]\nkind = \"temporal\"\n[temporal]\naddress = \"{}\"\n", server.address()));
+}
+
+fn worker(w: &World) -> Worker {
+    let log = std::fs::File::create(w.dir.path().join("worker.log")).unwrap();
+    Worker(w.program(&["worker"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap())
+}
+
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !is() {
+        assert!(since.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn query(server: &Temporal, id: &str, name: &str) -> Value {
+    let said = server.cli(&["workflow", "query", "--workflow-id", id, "--type", name, "-o", "json"]).unwrap();
+    let json: Value = serde_json::from_str(&said).unwrap_or_else(|e| panic!("{e}: {said}"));
+    json["queryResult"][0].clone()
+}
+
+#[test]
+fn the_demo_runs_on_temporal() {
+    let Some(server) = Temporal::start() else { return };
+    let w = World::new();
+    let _worker = worker_at(&w, &server);
+    let ran = w.run_with(&["demo", "--engine", "temporal"], &[("TEMPORAL_ADDRESS", &server.address())]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("2 verified"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("the tests there pass now"), "{}", ran.stdout);
+    let listed = w.json(&["list", "--json"]);
+    let run = listed["runs"][0]["id"].as_str().unwrap_or_else(|| panic!("{listed}"));
+    let results = query(&server, &format!("forkyard/{run}"), "results");
+    assert_eq!((&results["outcome"], &results["total_forks"]), (&json!("success"), &json!(4)), "{results}");
+    let progress = query(&server, &format!("forkyard/{run}"), "progress");
+    assert_eq!((&progress["status"], &progress["in_progress"]), (&json!("ended"), &json!(0)), "{progress}");
+    // Nothing is left of it.
+    let left = w.json(&["sandbox", "list", "--json"]);
+    assert_eq!(left["sandboxes"].as_array().map(Vec::len), Some(0), "{left}");
+}
+
+fn worker_at(w: &World, server: &Temporal) -> Worker {
+    world(w, server);
+    worker(w)
+}
+
+#[test]
+fn a_run_is_steered_by_commands_and_by_signals() {
+    let Some(server) = Temporal::start() else { return };
+    let w = World::with_commit();
+    let mut worker = worker_at(&w, &server);
+    let run = w.started();
+    let id = format!("forkyard/{run}");
+    let paused = || query(&server, &id, "progress")["paused"] == json!(true);
+    assert_eq!(w.run(&["pause", &run]).code, 0);
+    until("it is paused", paused);
+    server.cli(&["workflow", "signal", "--workflow-id", &id, "--name", "resume"]).unwrap();
+    until("it goes on", || !paused());
+    until("readers know it", || w.json(&["status", &run, "--json"])["paused"] == json!(false));
+    let status = query(&server, &format!("{id}/0"), "status");
+    assert_eq!(status["phase"], "agent", "{status}");
+    // A worker that is stopped hands back what it does, and the next one goes on with it.
+    let pid = rustix::process::Pid::from_child(&worker.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(worker.0.wait().unwrap().success());
+    let _next = self::worker(&w);
+    until("the next attempt is at work", || {
+        query(&server, &format!("{id}/0"), "status")["attempt"].as_u64() > Some(1)
+    });
+    let ran = w.run(&["cancel", &run]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(w.json(&["status", &run, "--json"])["outcome"], "cancelled");
+    let described = server.cli(&["workflow", "describe", "--workflow-id", &id, "-o", "json"]).unwrap();
+    assert!(described.contains("CANCELED"), "{described}");
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    let w = World::with_commit();
+    w.user_file("[engine]\nkind = \"temporal\"\n[temporal]\naddress = \"127.0.0.1:1\"\n");
+    let ran = w.fork(&[]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("127.0.0.1:1 does not answer") && ran.stderr.contains("TEMPORAL_ADDRESS"),
+        "{}",
+        ran.stderr
+    );
+    let ran = w.run(&["worker"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    let ran = w.run_with(
+        &["worker"],
+        &[("TEMPORAL_ADDRESS", "http://127.0.0.1:1"), ("TEMPORAL_API_KEY", "sk-secret")],
+    );
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("temporal.api_key") && !ran.stderr.contains("sk-secret"), "{}", ran.stderr);
+    assert_eq!(w.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 0, "nothing was stored");
+}
+
+#[test]
+fn a_run_waits_for_its_first_worker() {
+    let Some(server) = Temporal::start() else { return };
+    let w = World::with_commit();
+    world(&w, &server);
+    let ran = w.fork(&["--no-wait"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("No worker polls the task queue sandbox-orchestration"), "{}", ran.stdout);
+    let listed = w.json(&["list", "--json"]);
+    let run = listed["runs"][0]["id"].as_str().unwrap();
+    let ran = w.run(&["pause", run]);
+    assert!(ran.stdout.contains("Nobody drives"), "{}", ran.stdout);
+    assert_eq!(w.run(&["resume", "--no-wait", run]).code, 0);
+    let _worker = worker(&w);
+    until("it ends", || w.json(&["status", run, "--json"])["outcome"] == json!("success"));
+}
+
+#[test]
+fn orphans_are_looked_for_on_every_host_until_that_is_stopped() {
+    let Some(server) = Temporal::start() else { return };
+    let w = World::with_commit();
+    let _worker = worker_at(&w, &server);
+    w.write(&w.script(), WAITS);
+    assert_eq!(w.run(&["stop-cleanup"]).code, 2, "there is none yet");
+    let ran = w.run(&["cleanup", "--interval", "1s"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    let stats = || query(&server, "forkyard/cleanup/sandbox-orchestration", "stats");
+    until("it has looked", || stats()["last_cleanup"].is_u64());
+    assert_eq!((&stats()["running"], &stats()["last_error"]), (&json!(true), &Value::Null));
+    let ran = w.run(&["stop-cleanup", "--json"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(stats()["running"], json!(false));
+}
