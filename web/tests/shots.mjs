@@ -15,7 +15,7 @@ text = "I read the converter and its tests first, then I will decide where the s
 tools = [{ name = "Bash", input = { command = "sh tests/run.sh" } }, { name = "Read", input = { file_path = "roman.sh" } }]
 [[turn]]
 text = "The table has no entries for 4, 9, 40, 90, 400 and 900. I add them in order and run the tests again."
-tools = [{ name = "Edit", input = { file_path = "roman.sh", old_string = "10:X 5:V 1:I", new_string = "10:X 9:IX 5:V 4:IV 1:I" } }, { name = "Bash", input = { command = "for i in $(seq 200); do echo checking $i; sleep 2; done" } }]
+tools = [{ name = "Edit", input = { file_path = "roman.sh", old_string = "10:X 5:V 1:I", new_string = "10:X 9:IX 5:V 4:IV 1:I" } }, { name = "Bash", input = { command = "for i in $(seq 200); do echo checking $i; sleep 2; done", timeout = 600000 } }]
 `;
 
 await scenario(async (w) => {

@@ -4,6 +4,7 @@
 use anyhow::{Result, bail};
 
 use crate::steps::cargo;
+use crate::web;
 
 /// The test of the `forkyard` crate that compares; this variable makes it write.
 const TEST: &str = "docs::";
@@ -16,6 +17,9 @@ pub fn run(check: bool) -> Result<()> {
         command.env(UPDATE, "1");
     }
     if command.status()?.success() {
+        if !check && let Err(e) = web::types() {
+            println!("· the dashboard's types were not made anew: {e:#}");
+        }
         return Ok(());
     }
     if check {

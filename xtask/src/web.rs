@@ -45,6 +45,12 @@ pub fn run(args: &WebArgs) -> Result<()> {
     Ok(())
 }
 
+/// The API's types, from its description in docs/.
+pub fn types() -> Result<()> {
+    install()?;
+    npm(&["run", "--silent", "types"])
+}
+
 /// The check, as a step of the tests.
 pub fn check() -> Result<()> {
     run(&WebArgs { check: true })

@@ -52,7 +52,10 @@ export class LiveFork {
       {
         events: (batch) => this.#heard(batch),
         live: (_, delta) => this.#said(delta),
-        caughtUp: () => (this.caughtUp = true),
+        caughtUp: () => {
+          this.caughtUp = true;
+          this.#soon();
+        },
         end: () => {
           this.caughtUp = true;
           this.ended = true;
