@@ -113,7 +113,7 @@ await scenario(async (w) => {
   await page.waitForURL("**/forks/1");
   await page.getByRole("feed").getByText("Done.").waitFor();
   await page.keyboard.press("j");
-  assert.equal(await page.evaluate(() => document.activeElement?.getAttribute("role")), "article");
+  await page.waitForFunction(() => document.activeElement?.getAttribute("role") === "article");
   await page.keyboard.press("?");
   await page.getByRole("dialog", { name: "Keyboard" }).waitFor();
   await page.keyboard.press("Escape");

@@ -3,7 +3,7 @@
  * agent or a model wrote: all of it is text.
  */
 
-import { assert, scenario } from "./harness.mjs";
+import { assert, PATIENCE, scenario } from "./harness.mjs";
 
 const TAG = `<img src=x onerror="globalThis.pwned=1"><script>globalThis.pwned=1</script>`;
 const STEER = `\u001b]0;owned\u0007\u001b[2J\u202e`;
@@ -42,8 +42,13 @@ await scenario(async (w) => {
   };
   const shows = async (place, locator, ...wanted) => {
     await locator.first().waitFor();
-    const text = (await locator.allInnerTexts()).join("\n");
-    for (const w of wanted) assert.ok(w instanceof RegExp ? w.test(text) : text.includes(w), `${place}: ${w} in ${text.slice(0, 1500)}`);
+    // It may still be on its way.
+    for (const since = Date.now(); ; await page.waitForTimeout(100)) {
+      const text = (await locator.allInnerTexts()).join("\n");
+      const missing = wanted.filter((w) => !(w instanceof RegExp ? w.test(text) : text.includes(w)));
+      if (missing.length === 0) break;
+      assert.ok(Date.now() - since < PATIENCE, `${place}: ${missing.join(", ")} in ${text.slice(0, 1500)}`);
+    }
     await calm(place);
   };
   const main = page.locator("main");
