@@ -112,6 +112,7 @@ fn parts(store: Arc<dyn Store>, stop: CancellationToken) -> Parts {
         prompt_prefix: None,
         root: None,
         secrets: Default::default(),
+        chores: None,
         hosts: vec![],
         secure: false,
         stop,

@@ -7,6 +7,7 @@
 pub mod access;
 mod assets;
 mod audit;
+pub mod chores;
 pub mod dto;
 pub mod error;
 mod extract;
@@ -64,6 +65,8 @@ pub struct Parts {
     pub root: Option<PathBuf>,
     /// Secrets of the configuration that a run may name.
     pub secrets: BTreeSet<String>,
+    /// Who does what concerns the whole machine.
+    pub chores: Option<Arc<dyn chores::Chores>>,
     /// Names of this server, besides localhost and numbers; in lower case.
     pub hosts: Vec<String>,
     /// It is reached by TLS alone.

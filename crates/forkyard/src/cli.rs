@@ -46,6 +46,9 @@ pub struct Global {
     /// Set any setting for this command; `forkyard config` lists them.
     #[arg(long = "set", global = true, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
+    /// Work on the runs and sandboxes of another Forkyard: where its `forkyard serve` is. FORKYARD_TOKEN is the token for it.
+    #[arg(long, global = true, value_name = "URL")]
+    pub server: Option<String>,
     /// Leave the project's own forkyard.toml out.
     #[arg(long, global = true)]
     pub no_project_file: bool,
@@ -103,6 +106,7 @@ impl Global {
             flags.set(setting.key, &format!("--set {key}"), value);
         }
         flags.set_option("color", "--color", self.color.as_ref());
+        flags.set_option("remote.url", "--server", self.server.as_ref());
         Ok(flags)
     }
 

@@ -2,19 +2,25 @@
 
 use std::time::{Duration, Instant};
 
+use forkyard_agent::JournalEntry;
 use forkyard_core::RunId;
 use forkyard_core::run::Command;
 use forkyard_core::view::{EngineKind, RunOutcome, RunView};
+use forkyard_engine::EngineError;
 use forkyard_engine::embedded::DriveEnd;
-use forkyard_engine::{Engine, EngineError};
+use forkyard_engine::ports::Onlooker;
+use forkyard_store::EventQuery;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::commands::logs::{News, read};
+use crate::commands::target::Target;
 use crate::doing::Doing;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
+use crate::place::Place;
 use crate::render::board::Board;
 use crate::render::closing::closing;
 use crate::render::live::Live;
@@ -38,10 +44,19 @@ pub enum Left {
 }
 
 /// Drives a run in this process and shows it until it ends or its user lets go of it.
-pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Left> {
-    let stop = CancellationToken::new();
-    let mut driving = std::pin::pin!(drive_patiently(yard, run, stop.clone()));
-    let mut live = Live::new(std::io::stderr(), crate::render::Style::stderr(yard.settings.color));
+pub async fn drive(place: &dyn Place, run: &RunId, out: &mut Output<'_>) -> Result<Left> {
+    let mut driving = std::pin::pin!(async {
+        match place.here() {
+            Some(yard) => drive_patiently(yard, run, CancellationToken::new()).await,
+            None => wait_for_end(place, run).await.map(|_| DriveEnd::Ended),
+        }
+    });
+    // What agents of another machine do is known by what they record.
+    let mut hearing = std::pin::pin!(overhear(place, run));
+    let mut heard = place.here().is_some();
+    let settings = place.settings();
+    let color = settings.color;
+    let mut live = Live::new(std::io::stderr(), crate::render::Style::stderr(color));
     let mut frame = tokio::time::interval(FRAME);
     let mut interrupted: Option<Instant> = None;
     // One listener for the whole time: a signal that comes while a frame is drawn counts too.
@@ -50,9 +65,10 @@ pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Lef
         tokio::select! {
             biased;
             end = &mut driving => break end?,
+            all = &mut hearing, if !heard => { all?; heard = true; }
             Some(()) = interrupts.recv() => {
                 // Whoever only watches has nothing to detach.
-                if interrupted.is_none() && is_elsewhere(yard, run).await? {
+                if interrupted.is_none() && is_elsewhere(place, run).await? {
                     live.finish()?;
                     return Ok(Left::Elsewhere);
                 }
@@ -64,18 +80,18 @@ pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Lef
                 };
                 interrupted = Some(Instant::now());
                 live.note(note)?;
-                yard.engine.command(run, command, None).await.map_err(engine_error)?;
+                place.command(run, command).await?;
             }
             _ = frame.tick() => {
-                live.resize(crate::render::Style::stderr(yard.settings.color));
-                if let Some(board) = board(yard, run, &yard.doing).await? {
+                live.resize(crate::render::Style::stderr(color));
+                if let Some(board) = board(place, run, place.doing()).await? {
                     if out.json { snapshot(out, &board)?; } else { live.show(board)?; }
                 }
             }
         }
     };
     // What changed since the last frame: a pipe is told everything.
-    if let Some(board) = board(yard, run, &yard.doing).await? {
+    if let Some(board) = board(place, run, place.doing()).await? {
         if out.json {
             snapshot(out, &board)?;
         } else {
@@ -85,12 +101,30 @@ pub async fn drive(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Lef
     live.finish()?;
     match end {
         DriveEnd::Detached | DriveEnd::Stopped => Ok(Left::Detached),
-        DriveEnd::Ended | DriveEnd::Lost => Ok(Left::Ended(wait_for_end(yard, run).await?)),
+        DriveEnd::Ended | DriveEnd::Lost => Ok(Left::Ended(wait_for_end(place, run).await?)),
     }
 }
 
-async fn is_elsewhere(yard: &Yard, run: &RunId) -> Result<bool> {
-    let view = yard.store.run(run).await.map_err(store_error)?;
+/// Takes in what the run's agents record, until it ends.
+async fn overhear(place: &dyn Place, run: &RunId) -> Result<()> {
+    let whole = Target { run: run.clone(), fork: None };
+    let query = EventQuery { kinds: vec!["agent.".into()], ..EventQuery::default() };
+    read(place, &whole, query, true, async |news| {
+        if let News::Event(r) = news
+            && let Some(fork) = r.stream.fork()
+            && let Ok(entry) =
+                JournalEntry::from_stored(&r.event.kind, r.event.version, r.event.at, r.event.data)
+        {
+            place.doing().recorded(run, fork, std::slice::from_ref(&entry));
+        }
+        Ok(())
+    })
+    .await
+}
+
+async fn is_elsewhere(place: &dyn Place, run: &RunId) -> Result<bool> {
+    let Some(yard) = place.here() else { return Ok(true) };
+    let view = place.run(run).await?;
     if view.is_some_and(|v| v.engine == EngineKind::Temporal) {
         return Ok(true);
     }
@@ -98,9 +132,9 @@ async fn is_elsewhere(yard: &Yard, run: &RunId) -> Result<bool> {
 }
 
 /// Drives and shows a run, and says at its end what came of it.
-pub async fn to_the_end(yard: &Yard, run: &RunId, out: &mut Output<'_>) -> Result<Exit> {
-    match drive(yard, run, out).await? {
-        Left::Ended(view) => close(yard, &view, out).await,
+pub async fn to_the_end(place: &dyn Place, run: &RunId, out: &mut Output<'_>) -> Result<Exit> {
+    match drive(place, run, out).await? {
+        Left::Ended(view) => close(place, &view, out).await,
         Left::Detached => {
             let text = format!("Detached. Go on with: forkyard resume {run}");
             out.said("forkyard.command/1", "detach", run, &text)?;
@@ -137,10 +171,10 @@ pub async fn drive_patiently(yard: &Yard, run: &RunId, stop: CancellationToken) 
     }
 }
 
-async fn wait_for_end(yard: &Yard, run: &RunId) -> Result<RunView> {
-    let mut watch = yard.store.watch(Some(run));
+async fn wait_for_end(place: &dyn Place, run: &RunId) -> Result<RunView> {
+    let mut watch = place.watch(run);
     loop {
-        match yard.store.run(run).await.map_err(store_error)? {
+        match place.run(run).await? {
             Some(v) if v.outcome.is_some() => return Ok(v),
             Some(_) => watch.changed().await,
             None => return Err(CliError::failure(format!("run {run} is gone"))),
@@ -149,9 +183,9 @@ async fn wait_for_end(yard: &Yard, run: &RunId) -> Result<RunView> {
 }
 
 /// What there is to see at this moment, with what is known of the agents' doings.
-pub async fn board(yard: &Yard, run: &RunId, doing: &Doing) -> Result<Option<Board>> {
-    let Some(view) = yard.store.run(run).await.map_err(store_error)? else { return Ok(None) };
-    let mut forks = yard.store.forks(run).await.map_err(store_error)?;
+pub async fn board(place: &dyn Place, run: &RunId, doing: &Doing) -> Result<Option<Board>> {
+    let Some(view) = place.run(run).await? else { return Ok(None) };
+    let mut forks = place.forks(run).await?;
     let mut texts = std::collections::BTreeMap::new();
     for f in forks.iter_mut().filter(|f| f.outcome.is_none()) {
         if let Some(now) = doing.now(run, f.fork) {
@@ -161,7 +195,7 @@ pub async fn board(yard: &Yard, run: &RunId, doing: &Doing) -> Result<Option<Boa
             texts.insert(f.fork, now.text);
         }
     }
-    let spent = yard.store.balance(run).await.map_err(store_error)?.spent;
+    let spent = place.spent(run).await?;
     let now = forkyard_engine::clock::Clock::system().now();
     Ok(Some(Board { run: view, forks, doing: texts, spent, now }))
 }
@@ -175,12 +209,12 @@ fn snapshot(out: &mut Output<'_>, board: &Board) -> Result<()> {
 }
 
 /// The closing table, or one document with `--json`.
-pub async fn close(yard: &Yard, view: &RunView, out: &mut Output<'_>) -> Result<Exit> {
-    let result = RunResult::read(yard, view).await?;
+pub async fn close(place: &dyn Place, view: &RunView, out: &mut Output<'_>) -> Result<Exit> {
+    let result = RunResult::read(place, view).await?;
     if out.json {
         out.json_line(&result)?;
     } else {
-        let forks = yard.store.forks(&view.id).await.map_err(store_error)?;
+        let forks = place.forks(&view.id).await?;
         let style = out.style;
         out.text(&closing(view, &forks, &result, &style))?;
     }

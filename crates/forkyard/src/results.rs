@@ -6,12 +6,10 @@ use forkyard_core::ForkNum;
 use forkyard_core::fork;
 use forkyard_core::rank::Ranking;
 use forkyard_core::view::{DiffStat, ForkOutcome, ForkView, RunOutcome, RunStatus, RunView};
-use forkyard_engine::log;
 use serde::Serialize;
 
 use crate::error::Result;
-use crate::follow::{engine_error, store_error};
-use crate::yard::Yard;
+use crate::place::Place;
 
 /// What a run came to, or has come to so far. Serialized it is the document `forkyard.run/1` of docs/json.md.
 #[derive(Debug, Clone, Serialize)]
@@ -97,10 +95,11 @@ pub struct Totals {
 
 impl RunResult {
     /// What the store and the run's log say now.
-    pub(crate) async fn read(yard: &Yard, view: &RunView) -> Result<RunResult> {
-        let forks = yard.store.forks(&view.id).await.map_err(store_error)?;
-        let state = log::load_run(&*yard.store, &view.id).await.map_err(engine_error)?;
-        let Some((state, _)) = state else { return Ok(RunResult::new(view, &forks, &BTreeMap::new(), None)) };
+    pub(crate) async fn read(place: &dyn Place, view: &RunView) -> Result<RunResult> {
+        let forks = place.forks(&view.id).await?;
+        let Some(state) = place.run_log(&view.id).await? else {
+            return Ok(RunResult::new(view, &forks, &BTreeMap::new(), None));
+        };
         let ended: BTreeMap<ForkNum, &fork::ForkResult> = state.results().map(|r| (r.fork, r)).collect();
         Ok(RunResult::new(view, &forks, &ended, Some(state.ranking().clone())))
     }

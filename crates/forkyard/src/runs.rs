@@ -8,8 +8,6 @@ use forkyard_core::task::Collected;
 use forkyard_core::view::{EngineKind, ForkView, RunStatus, RunView};
 use forkyard_core::{ForkNum, RunId};
 use forkyard_engine::embedded::is_gone;
-use forkyard_engine::log;
-use forkyard_engine::results::{self, Outcome};
 use forkyard_store::ProcessKind;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -18,6 +16,8 @@ use crate::cli::Global;
 use crate::commands::target::Target;
 use crate::error::{CliError, Result};
 use crate::follow::{engine_error, store_error};
+use crate::place::Place;
+use crate::remote::Remote;
 use crate::settings::Flags;
 use crate::yard::Yard;
 
@@ -27,29 +27,59 @@ const WORKER_START: Duration = Duration::from_secs(20);
 const CLAIMABLE_LOOK: usize = 10_000;
 const WORKER_POLL: Duration = Duration::from_millis(50);
 
-/// A command over runs: opens the yard with the global settings, does its work in a runtime, and waits for it.
+/// A command over runs and sandboxes, wherever they are: opens the place that the settings name, does its work in a runtime,
+/// and waits for it.
+pub fn with_place<T>(global: &Global, work: impl AsyncFnOnce(&dyn Place) -> Result<T>) -> Result<T> {
+    with_place_flags(global, global.flags()?, work)
+}
+
+pub fn with_place_flags<T>(
+    global: &Global,
+    flags: Flags,
+    work: impl AsyncFnOnce(&dyn Place) -> Result<T>,
+) -> Result<T> {
+    let settings = global.load(flags)?.settings;
+    crate::runtime()?.block_on(async {
+        match settings.remote_url.clone() {
+            Some(url) => {
+                let remote = Remote::open(settings, &url)?;
+                work(&remote as &dyn Place).await
+            }
+            None => {
+                let yard = Yard::open(settings).await?;
+                work(&yard as &dyn Place).await
+            }
+        }
+    })
+}
+
+/// A command that only this machine can do.
 pub fn with_yard<T>(global: &Global, work: impl AsyncFnOnce(&Yard) -> Result<T>) -> Result<T> {
     with_flags(global, global.flags()?, work)
 }
 
 pub fn with_flags<T>(global: &Global, flags: Flags, work: impl AsyncFnOnce(&Yard) -> Result<T>) -> Result<T> {
     let settings = global.load(flags)?.settings;
+    if let Some(url) = &settings.remote_url {
+        return Err(CliError::usage(format!("this command is about this machine, and --server says {url}"))
+            .hint("run it on that server, or leave --server out and FORKYARD_SERVER unset"));
+    }
     crate::runtime()?.block_on(async {
         let yard = Yard::open(settings).await?;
         work(&yard).await
     })
 }
 
-pub async fn the_run(yard: &Yard, id: &RunId) -> Result<RunView> {
-    let found = yard.store.run(id).await.map_err(store_error)?;
+pub async fn the_run(place: &dyn Place, id: &RunId) -> Result<RunView> {
+    let found = place.run(id).await?;
     found.ok_or_else(|| {
         CliError::usage(format!("there is no run {id}")).hint("`forkyard list` shows the runs")
     })
 }
 
 /// For commands that only make sense before the end.
-pub async fn the_live_run(yard: &Yard, id: &RunId) -> Result<RunView> {
-    let view = the_run(yard, id).await?;
+pub async fn the_live_run(place: &dyn Place, id: &RunId) -> Result<RunView> {
+    let view = the_run(place, id).await?;
     if view.status == RunStatus::Ended {
         return Err(CliError::usage(format!("run {id} has ended"))
             .hint(format!("`forkyard status {id}` shows what came of it")));
@@ -57,12 +87,12 @@ pub async fn the_live_run(yard: &Yard, id: &RunId) -> Result<RunView> {
     Ok(view)
 }
 
-pub async fn the_fork(yard: &Yard, run: &RunId, fork: ForkNum) -> Result<ForkView> {
-    if let Some(found) = yard.store.fork(run, fork).await.map_err(store_error)? {
+pub async fn the_fork(place: &dyn Place, run: &RunId, fork: ForkNum) -> Result<ForkView> {
+    if let Some(found) = place.fork(run, fork).await? {
         return Ok(found);
     }
     // Forks have no row of their own while the base is being prepared.
-    let view = yard.store.run(run).await.map_err(store_error)?;
+    let view = place.run(run).await?;
     if view.is_some_and(|v| v.outcome.is_none() && fork < v.progress.total_forks) {
         return Err(CliError::failure(format!(
             "fork {fork} of {run} has not begun: the base is being prepared"
@@ -74,8 +104,8 @@ pub async fn the_fork(yard: &Yard, run: &RunId, fork: ForkNum) -> Result<ForkVie
 }
 
 /// The named fork; of a run alone, its best one.
-pub async fn chosen(yard: &Yard, target: &Target) -> Result<(RunView, ForkView)> {
-    let view = the_run(yard, &target.run).await?;
+pub async fn chosen(place: &dyn Place, target: &Target) -> Result<(RunView, ForkView)> {
+    let view = the_run(place, &target.run).await?;
     let fork = match (target.fork, view.winner.or_else(|| view.ranking.first().copied())) {
         (Some(n), _) | (None, Some(n)) => n,
         (None, None) => {
@@ -83,26 +113,18 @@ pub async fn chosen(yard: &Yard, target: &Target) -> Result<(RunView, ForkView)>
                 .hint(format!("name one, such as {}/0", view.id)));
         }
     };
-    let fork = the_fork(yard, &target.run, fork).await?;
+    let fork = the_fork(place, &target.run, fork).await?;
     Ok((view, fork))
 }
 
-pub async fn outcome(yard: &Yard, view: &RunView, fork: ForkNum) -> Result<Outcome> {
-    results::outcome(&yard.git, view, fork).await?.ok_or_else(|| {
-        CliError::failure(format!("fork {fork} of {} left no result", view.id))
-            .hint(format!("`forkyard status {}/{fork}` says how far it came", view.id))
-    })
-}
-
 /// What the host has of a fork's work; None if it did not come that far.
-pub async fn collected(yard: &Yard, run: &RunId, fork: ForkNum) -> Result<Option<Collected>> {
-    let loaded = log::load_fork(&*yard.store, run, fork).await.map_err(engine_error)?;
-    Ok(loaded.and_then(|(fork, _)| fork.result().collected))
+pub async fn collected(place: &dyn Place, run: &RunId, fork: ForkNum) -> Result<Option<Collected>> {
+    Ok(place.fork_log(run, fork).await?.and_then(|fork| fork.result().collected))
 }
 
 /// Files that were brought back beside the diff.
-pub async fn captured(yard: &Yard, run: &RunId, fork: ForkNum) -> Result<Vec<String>> {
-    Ok(collected(yard, run, fork).await?.map(|c| c.captured).unwrap_or_default())
+pub async fn captured(place: &dyn Place, run: &RunId, fork: ForkNum) -> Result<Vec<String>> {
+    Ok(collected(place, run, fork).await?.map(|c| c.captured).unwrap_or_default())
 }
 
 /// Whether a process of this host takes on whatever has no driver.
@@ -115,7 +137,8 @@ pub async fn has_worker(yard: &Yard) -> Result<bool> {
 }
 
 /// A command or a message was put down for a run: if nobody drives it, somebody is found who does.
-pub async fn see_to(yard: &Yard, global: &Global, run: &RunId) -> Result<()> {
+pub async fn see_to(place: &dyn Place, global: &Global, run: &RunId) -> Result<()> {
+    let Some(yard) = place.here() else { return Ok(()) };
     if yard.engine.is_driven(run).await.map_err(engine_error)? {
         return Ok(());
     }
@@ -123,12 +146,15 @@ pub async fn see_to(yard: &Yard, global: &Global, run: &RunId) -> Result<()> {
 }
 
 /// Whether a run waits to be driven and nobody does. A driver that died is noticed when its lease runs out.
-pub async fn is_idle(yard: &Yard, run: &RunId) -> Result<bool> {
+pub async fn is_idle(place: &dyn Place, run: &RunId) -> Result<bool> {
+    // A server sees to its runs itself.
+    let Some(yard) = place.here() else { return Ok(false) };
     Ok(yard.store.claimable(CLAIMABLE_LOOK).await.map_err(store_error)?.contains(run))
 }
 
 /// Sees to it that a run goes on without this process: a worker is told by the store, or one is started for this run alone.
-pub async fn leave_to_worker(yard: &Yard, global: &Global, run: &RunId) -> Result<()> {
+pub async fn leave_to_worker(place: &dyn Place, global: &Global, run: &RunId) -> Result<()> {
+    let Some(yard) = place.here() else { return Ok(()) };
     // Temporal keeps its runs: a worker goes on with them when there is one.
     if the_run(yard, run).await?.engine == EngineKind::Temporal || has_worker(yard).await? {
         return Ok(());

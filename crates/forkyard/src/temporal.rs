@@ -61,19 +61,19 @@ pub async fn connect(yard: &Yard) -> Result<Service> {
     Service::connect(&config(&yard.settings, &yard.owner)?).await.map_err(service_error)
 }
 
-/// Stores a run with the engine that it asks for. Temporal has to answer before anything is stored.
-pub async fn submit(yard: &Yard, spec: RunSpec, out: &mut Output<'_>) -> Result<RunId> {
+/// Stores a run with the engine that it asks for, and says what its user should know. Temporal has to answer before anything
+/// is stored.
+pub async fn submit(yard: &Yard, spec: RunSpec) -> Result<(RunId, Option<String>)> {
     let id = Yard::new_run_id();
     match spec.engine {
-        EngineKind::Embedded => yard.engine.submit(id, spec, None).await.map_err(engine_error),
+        EngineKind::Embedded => Ok((yard.engine.submit(id, spec, None).await.map_err(engine_error)?, None)),
         EngineKind::Temporal => {
             let service = connect(yard).await?;
             let engine = TemporalEngine::new(yard.store.clone(), Arc::new(yard.engine.clone()), service);
             let id = engine.submit(id, spec, None).await.map_err(engine_error)?;
-            if !engine.service().has_workers().await.map_err(service_error)? && !out.json {
-                out.line(&unattended(&id, &yard.settings))?;
-            }
-            Ok(id)
+            let attended = engine.service().has_workers().await.map_err(service_error)?;
+            let notice = (!attended).then(|| unattended(&id, &yard.settings));
+            Ok((id, notice))
         }
     }
 }

@@ -24,6 +24,7 @@ use crate::doing::Doing;
 use crate::error::{CliError, Result};
 use crate::settings::{Settings, environment};
 
+#[derive(Clone)]
 pub struct Yard {
     pub settings: Settings,
     pub store: Arc<dyn Store>,

@@ -38,6 +38,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/cleanup": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Removes sandboxes of runs that nobody drives any more. */
+        post: operations["cleanup"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/docs": {
         parameters: {
             query?: never;
@@ -83,6 +100,23 @@ export interface paths {
         get: operations["doctor"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/gc": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Removes old runs, snapshots and caches. */
+        post: operations["gc"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1219,6 +1253,25 @@ export interface components {
             parent: string;
             sandboxes: string[];
         };
+        /** @description What to look for. */
+        Chore: {
+            /** @description Say what would be removed. */
+            dry_run?: boolean;
+            /**
+             * Format: int64
+             * @description Only what is older than this.
+             */
+            older_than_ms: number;
+        };
+        /** @description Orphaned sandboxes. */
+        Cleaned: {
+            /** Format: int64 */
+            cleaned: number;
+            /** @description What it met on the way. */
+            error?: string | null;
+            /** @description In place of both, where nothing was to be done. */
+            would_remove?: string[] | null;
+        };
         /**
          * @description What went wrong, for programs. Names and meanings are for ever.
          * @enum {string}
@@ -1589,6 +1642,21 @@ export interface components {
              * @default null
              */
             lifetime_ms: number | null;
+        };
+        Freed: {
+            /**
+             * Format: int64
+             * @description Of folders, captured files, and snapshots that know their size.
+             */
+            bytes: number;
+            /** @description Files that runs brought back beside their diffs. */
+            captured: number;
+            /** @description Logs, demos, caches of repositories, and what killed processes left. */
+            folders: string[];
+            /** @description What could not be removed, and why. */
+            left: string[];
+            runs: string[];
+            snapshots: string[];
         };
         Health: {
             /** @example ok */
@@ -2108,6 +2176,8 @@ export type Checkpoint = components['schemas']['Checkpoint'];
 export type Checkpoints = components['schemas']['Checkpoints'];
 export type Checks = components['schemas']['Checks'];
 export type Children = components['schemas']['Children'];
+export type Chore = components['schemas']['Chore'];
+export type Cleaned = components['schemas']['Cleaned'];
 export type Code = components['schemas']['Code'];
 export type Commit = components['schemas']['Commit'];
 export type Commits = components['schemas']['Commits'];
@@ -2135,6 +2205,7 @@ export type Fork = components['schemas']['Fork'];
 export type ForkList = components['schemas']['ForkList'];
 export type ForkOutcome = components['schemas']['ForkOutcome'];
 export type ForkSandbox = components['schemas']['ForkSandbox'];
+export type Freed = components['schemas']['Freed'];
 export type Health = components['schemas']['Health'];
 export type Heartbeats = components['schemas']['Heartbeats'];
 export type InjectMode = components['schemas']['InjectMode'];
@@ -2254,6 +2325,38 @@ export interface operations {
             };
         };
     };
+    cleanup: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Chore"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Cleaned"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
     reference: {
         parameters: {
             query?: never;
@@ -2325,6 +2428,38 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Checks"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    gc: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["Chore"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Freed"];
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -3932,6 +4067,8 @@ export interface operations {
                 rows?: number;
                 /** @description For browsers, which can't set a header on a WebSocket. */
                 token?: string;
+                /** @description Another program than the shell, and its arguments: a JSON list of texts. */
+                command?: string;
             };
             header?: never;
             path: {

@@ -24,7 +24,7 @@ mod tree;
 pub use apply::Applied;
 pub use cache::Cache;
 pub use command::{Git, GitConfig, MAX_OUTPUT_BYTES};
-pub use diff::{ChangeKind, CommitInfo, DiffSummary, FileChange};
+pub use diff::{ChangeKind, CommitInfo, DiffSummary, FileChange, Lines};
 pub use error::{GitError, GitErrorKind};
 pub use history::{History, HistoryLimits};
 pub use names::{CommitId, Transport, check_branch, check_path, check_url, shown_url};

@@ -1,6 +1,7 @@
 //! What goes over the wire. Apart from what is stored, so that either can change without the other.
 
 pub mod about;
+pub mod chores;
 pub mod event;
 pub mod fork;
 pub mod result;

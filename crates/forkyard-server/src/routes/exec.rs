@@ -155,6 +155,8 @@ pub(super) struct Pty {
     rows: Option<u16>,
     /// For browsers, which can't set a header on a WebSocket.
     token: Option<String>,
+    /// Another program than the shell, and its arguments: a JSON list of texts.
+    command: Option<String>,
 }
 
 /// A shell on a terminal of its own, over a WebSocket: binary messages are keys and what the terminal shows, text messages
@@ -170,10 +172,23 @@ pub(super) async fn pty(
 ) -> Result<Response> {
     let _ = q.token;
     let size = PtySize { cols: within(q.cols, 80)?, rows: within(q.rows, 24)? };
+    let shell = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -l"];
+    let command = match &q.command {
+        None => shell.map(String::from).to_vec(),
+        Some(text) => {
+            serde_json::from_str(text).ok().filter(|c: &Vec<String>| !c.is_empty()).ok_or_else(|| {
+                ApiError::field(
+                    "command",
+                    text,
+                    "is not a command",
+                    "write a JSON list of texts, such as [\"top\"]",
+                )
+            })?
+        }
+    };
     let upgrade = upgrade.map_err(|e| ApiError::new(Code::BadRequest, e.body_text()))?;
     let sandbox = app.attach(&id).await?;
-    app.record(&by, "sandbox.pty", &id, serde_json::Value::Null).await?;
-    let shell = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash -l; exec sh -l"];
+    app.record(&by, "sandbox.pty", &id, json!({ "command": command.join(" ") })).await?;
     let env = BTreeMap::from([("TERM".to_string(), "xterm-256color".to_string())]);
     let request = types::ExecRequest {
         pty: Some(size),
@@ -181,7 +196,7 @@ pub(super) async fn pty(
         env,
         // A shell is not an answer that somebody keeps.
         max_output: Some(u64::MAX),
-        ..types::ExecRequest::new(shell)
+        ..types::ExecRequest::new(command)
     };
     let exec = sandbox.exec(request).await?;
     Ok(upgrade.max_message_size(MAX_KEYS).on_upgrade(move |socket| terminal(app, by, socket, exec)))

@@ -2,6 +2,7 @@
 
 mod about;
 mod audit;
+mod chores;
 mod docs;
 mod events;
 mod exec;
@@ -107,6 +108,8 @@ fn all() -> OpenApiRouter<App> {
         .routes(routes!(tokens::list_tokens, tokens::create_token))
         .routes(routes!(tokens::revoke_token))
         .routes(routes!(audit::read_audit))
+        .routes(routes!(chores::cleanup))
+        .routes(routes!(chores::gc))
 }
 
 pub(crate) fn router() -> Router<App> {

@@ -83,6 +83,7 @@ impl World {
             prompt_prefix: None,
             root: None,
             secrets: Default::default(),
+            chores: None,
             hosts: vec![],
             secure: false,
             stop: stop.clone(),

@@ -10,7 +10,7 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow::engine_error;
 use crate::output::Output;
-use crate::runs::{see_to, the_live_run, the_run, with_yard};
+use crate::runs::{see_to, the_live_run, the_run, with_place};
 use crate::yard::Yard;
 
 /// Add forks to a run that is under way.
@@ -33,10 +33,10 @@ pub struct AddArgs {
 impl AddArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let like = Like { prompt: self.prompt.clone(), model: self.model.clone() };
-        let detached = with_yard(global, async |yard| {
-            add(yard, &self.run, self.forks, &like).await?;
-            see_to(yard, global, &self.run).await?;
-            Ok(the_run(yard, &self.run).await?.detached)
+        let detached = with_place(global, async |place| {
+            place.add(&self.run, self.forks, &like).await?;
+            see_to(place, global, &self.run).await?;
+            Ok(the_run(place, &self.run).await?.detached)
         })?;
         let more =
             if self.forks == 1 { "One more fork".into() } else { format!("{} more forks", self.forks) };

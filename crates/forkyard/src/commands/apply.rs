@@ -3,19 +3,18 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use forkyard_core::ForkNum;
 use forkyard_core::view::RunView;
-use forkyard_engine::activities::{branch_name, captured_key, is_url};
-use forkyard_engine::git::{Applied, MAX_OUTPUT_BYTES, check_path};
+use forkyard_engine::activities::{branch_name, is_url};
+use forkyard_engine::git::{Applied, check_path};
 use serde_json::json;
 
 use super::target::Target;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
-use crate::follow::store_error;
 use crate::output::Output;
+use crate::place::{Place, the_changes};
 use crate::render::plain;
-use crate::runs::{captured, chosen, outcome, with_yard};
-use crate::yard::Yard;
+use crate::runs::{captured, chosen, with_place};
 
 /// Bring a result into the repository: as a branch, onto the working tree, or as a patch. All of it or nothing.
 #[derive(Debug, Clone, Args)]
@@ -61,21 +60,21 @@ impl ApplyArgs {
     }
 
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_yard(global, async |yard| {
-            let (view, fork) = chosen(yard, &self.target).await?;
+        with_place(global, async |place| {
+            let (view, fork) = chosen(place, &self.target).await?;
             let n = fork.fork;
             if let How::Captured(dir) = self.how() {
-                let files = write_captured(yard, &view, n, &dir).await?;
+                let files = write_captured(place, &view, n, &dir).await?;
                 let text = format!("Wrote {files} captured files into {}.", dir.display());
                 return say(out, "captured", &dir.display().to_string(), &text);
             }
-            let o = outcome(yard, &view, n).await?;
+            the_changes(place, &view, n).await?;
             if fork.diff.is_some_and(|d| d.is_empty()) {
                 return Err(CliError::usage(format!("fork {n} of {} changed nothing", view.id))
                     .hint(format!("`forkyard status {}` shows the others", view.id)));
             }
             if let How::Patch(file) = self.how() {
-                let patch = yard.git.patch(&o.repo, &o.base, &o.commit, MAX_OUTPUT_BYTES).await?;
+                let patch = place.whole_patch(&view, n).await?;
                 if file.as_os_str() == "-" {
                     out.bytes(&patch)?;
                     return Ok(Exit::Success);
@@ -86,16 +85,20 @@ impl ApplyArgs {
                 })?;
                 return say(out, "patch", &file.display().to_string(), &format!("Wrote {}.", file.display()));
             }
+            let git = place.git();
+            git.prepare().await?;
             let target = match &self.into {
-                Some(dir) => yard.git.open(dir).await?,
-                // A cache is nobody's place to look for a result.
-                None if is_url(&view.repo) => yard.git.open(&std::env::current_dir()?).await?,
-                None => o.repo.clone(),
+                Some(dir) => git.open(dir).await?,
+                // A cache is nobody's place to look for a result, and a server's repository not this machine's.
+                None if is_url(&view.repo) || place.here().is_none() => {
+                    git.open(&std::env::current_dir()?).await?
+                }
+                None => git.open(Path::new(&view.repo)).await?,
             };
             match self.how() {
                 How::WorkTree => {
-                    let patch = yard.git.patch(&o.repo, &o.base, &o.commit, MAX_OUTPUT_BYTES).await?;
-                    let files = match yard.git.apply_work_tree(&target, patch).await? {
+                    let patch = place.whole_patch(&view, n).await?;
+                    let files = match git.apply_work_tree(&target, patch).await? {
                         Applied::WorkTree { files } => files,
                         Applied::Branch { .. } => 0,
                     };
@@ -106,7 +109,7 @@ impl ApplyArgs {
                 }
                 How::Branch(name) => {
                     let name = name.unwrap_or_else(|| branch_name(&view.id, n));
-                    yard.git.apply_branch(&o.repo, &o.base, &o.commit, &target, &name).await?;
+                    place.branch(&view, n, &target, &name).await?;
                     let text = format!(
                         "Branch {} has the result. Take it with: git merge {}",
                         plain(&name),
@@ -121,9 +124,9 @@ impl ApplyArgs {
 }
 
 /// Only into a folder that has nothing in it: a name from a sandbox then leads nowhere else.
-async fn write_captured(yard: &Yard, view: &RunView, fork: ForkNum, dir: &Path) -> Result<usize> {
+async fn write_captured(place: &dyn Place, view: &RunView, fork: ForkNum, dir: &Path) -> Result<usize> {
     let failed = |e: std::io::Error| CliError::failure(format!("{}: {e}", dir.display()));
-    let paths = captured(yard, &view.id, fork).await?;
+    let paths = captured(place, &view.id, fork).await?;
     if paths.is_empty() {
         return Err(CliError::usage(format!("fork {fork} of {} captured no files", view.id))
             .hint("`forkyard fork --capture GLOB` says which to bring back"));
@@ -135,8 +138,7 @@ async fn write_captured(yard: &Yard, view: &RunView, fork: ForkNum, dir: &Path) 
     let mut written = 0;
     for path in paths {
         check_path(&path)?;
-        let key = captured_key(&view.id, fork, &path);
-        let Some(data) = yard.store.blob(&key).await.map_err(store_error)? else { continue };
+        let Some(data) = place.captured(&view.id, fork, &path).await? else { continue };
         let to = dir.join(&path);
         if let Some(parent) = to.parent() {
             std::fs::create_dir_all(parent).map_err(failed)?;

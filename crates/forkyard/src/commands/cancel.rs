@@ -3,17 +3,16 @@ use std::time::Duration;
 use clap::Args;
 use forkyard_core::ForkNum;
 use forkyard_core::run::Command;
-use forkyard_engine::Engine;
 use tokio_util::sync::CancellationToken;
 
 use super::target::Target;
 use crate::cli::Global;
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use crate::exit::Exit;
-use crate::follow::{self, Left, engine_error, store_error};
+use crate::follow::{self, Left};
 use crate::output::Output;
-use crate::runs::{leave_to_worker, the_fork, the_live_run, with_yard};
-use crate::yard::Yard;
+use crate::place::Place;
+use crate::runs::{leave_to_worker, the_fork, the_live_run, with_place};
 
 /// Cancel a run, or one fork of it. Work that is done stays for diff and apply.
 #[derive(Debug, Clone, Args)]
@@ -29,28 +28,31 @@ pub struct CancelArgs {
 impl CancelArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let run = &self.target.run;
-        with_yard(global, async |yard| {
-            the_live_run(yard, run).await?;
-            if let Some(fork) = self.target.fork {
-                the_fork(yard, run, fork).await?;
+        with_place(global, async |place| {
+            the_live_run(place, run).await?;
+            if let Some(fork) = self.target.fork
+                && the_fork(place, run, fork).await?.outcome.is_some()
+            {
+                return Err(CliError::usage(format!("fork {fork} of {run} has ended"))
+                    .hint(format!("`forkyard status {run}` shows who is still at work")));
             }
             let command = self.target.fork.map_or(Command::Cancel, |fork| Command::CancelFork { fork });
-            yard.engine.command(run, command, None).await.map_err(engine_error)?;
+            place.command(run, command).await?;
             if self.no_wait {
-                leave_to_worker(yard, global, run).await?;
+                leave_to_worker(place, global, run).await?;
                 out.said("forkyard.command/1", "cancel", run, &format!("Cancelling {}.", self.target))?;
                 return Ok(Exit::Success);
             }
             match self.target.fork {
                 Some(fork) => {
-                    drive_until_ended(yard, &self.target, fork).await?;
+                    drive_until_ended(place, &self.target, fork).await?;
                     out.said("forkyard.command/1", "cancel", run, &format!("{} is cancelled.", self.target))?;
                     Ok(Exit::Success)
                 }
-                None => match follow::drive(yard, run, out).await? {
+                None => match follow::drive(place, run, out).await? {
                     Left::Detached | Left::Elsewhere => Ok(Exit::Interrupted),
                     Left::Ended(view) => {
-                        follow::close(yard, &view, out).await?;
+                        follow::close(place, &view, out).await?;
                         // That nothing succeeded is what was asked for.
                         Ok(Exit::Success)
                     }
@@ -61,13 +63,21 @@ impl CancelArgs {
 }
 
 /// If nobody else does, this process drives the run, for as long as that one fork takes to end.
-async fn drive_until_ended(yard: &Yard, target: &Target, fork: ForkNum) -> Result<()> {
+async fn drive_until_ended(place: &dyn Place, target: &Target, fork: ForkNum) -> Result<()> {
     let stop = CancellationToken::new();
-    let mut watch = yard.store.watch(Some(&target.run));
-    let mut driving = std::pin::pin!(follow::drive_patiently(yard, &target.run, stop.clone()));
+    let mut watch = place.watch(&target.run);
+    let mut driving = std::pin::pin!(async {
+        match place.here() {
+            Some(yard) => follow::drive_patiently(yard, &target.run, stop.clone()).await.map(drop),
+            None => {
+                stop.cancelled().await;
+                Ok(())
+            }
+        }
+    });
     let mut driven = false;
     loop {
-        let view = yard.store.fork(&target.run, fork).await.map_err(store_error)?;
+        let view = place.fork(&target.run, fork).await?;
         if driven || view.is_none_or(|f| f.outcome.is_some()) {
             break;
         }

@@ -7,6 +7,7 @@ use forkyard_engine::activities::HostYard;
 use forkyard_engine::clock::Clock;
 use forkyard_engine::sweep::{self, SweepConfig, SweepStats, Yard as _};
 use forkyard_sandbox::Provider;
+use forkyard_server::dto::chores::Cleaned;
 use forkyard_store::SandboxQuery;
 use serde_json::json;
 
@@ -17,7 +18,7 @@ use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::plain;
 use crate::render::session::day;
-use crate::runs::{stop_on_signals, with_flags};
+use crate::runs::{stop_on_signals, with_flags, with_place_flags};
 use crate::settings::{Raw, Value};
 use crate::temporal;
 use crate::yard::Yard;
@@ -62,9 +63,15 @@ impl CleanupArgs {
         flags.set_option("cleanup.interval", "--interval", self.interval.as_ref());
         flags.set_option("cleanup.max_age", "--max-age", self.max_age.as_ref());
         flags.set_option("engine.kind", "--engine", self.engine.as_ref());
+        if self.once || self.dry_run {
+            return with_place_flags(global, flags, async |place| {
+                let max_age = place.settings().cleanup_max_age;
+                report(&place.cleanup(max_age, self.dry_run).await?, out)
+            });
+        }
         with_flags(global, flags, async |yard| {
             let s = &yard.settings;
-            if s.engine == EngineKind::Temporal && !self.once && !self.dry_run {
+            if s.engine == EngineKind::Temporal {
                 temporal::start_cleanup(yard).await?;
                 if out.json {
                     out.json(&json!({ "schema": "forkyard.cleanup/1", "started": true }))?;
@@ -77,17 +84,6 @@ impl CleanupArgs {
                 SweepConfig { interval: s.cleanup_interval.as_duration(), max_age: s.cleanup_max_age };
             let here = yard.host.clone();
             let host = HostYard(yard.providers.values().cloned().collect::<Vec<Arc<dyn Provider>>>());
-            if self.dry_run {
-                return dry_run(yard, &host, config.max_age, out).await;
-            }
-            if self.once {
-                leftovers(yard).await;
-                let now = Clock::system().now();
-                let (cleaned, error) = sweep::sweep(&*yard.store, &host, &here, now, config.max_age)
-                    .await
-                    .map_err(store_error)?;
-                return report(cleaned, error.as_deref(), out);
-            }
             if !out.json {
                 out.line(
                     "Looking for orphaned sandboxes until stopped by ctrl-C or `forkyard stop-cleanup`.",
@@ -129,6 +125,22 @@ impl StopCleanupArgs {
     }
 }
 
+/// One look at this machine's orphans.
+pub async fn once(yard: &Yard, max_age: Millis, dry_run: bool) -> Result<Cleaned> {
+    let host = HostYard(yard.providers.values().cloned().collect::<Vec<Arc<dyn Provider>>>());
+    if dry_run {
+        return Ok(Cleaned {
+            would_remove: Some(orphans(yard, &host, max_age).await?),
+            ..Cleaned::default()
+        });
+    }
+    leftovers(yard).await;
+    let now = Clock::system().now();
+    let swept = sweep::sweep(&*yard.store, &host, &yard.host, now, max_age).await;
+    let (cleaned, error) = swept.map_err(store_error)?;
+    Ok(Cleaned { cleaned, error, would_remove: None })
+}
+
 /// What crashes left of sandboxes that nobody knows any more.
 pub async fn leftovers(yard: &Yard) {
     sweep_all(&yard.providers.values().cloned().collect::<Vec<_>>()).await;
@@ -155,7 +167,19 @@ fn tell(stats: &SweepStats, out: &mut Output<'_>) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-fn report(cleaned: u64, error: Option<&str>, out: &mut Output<'_>) -> Result<Exit> {
+fn report(done: &Cleaned, out: &mut Output<'_>) -> Result<Exit> {
+    let (cleaned, error) = (done.cleaned, done.error.as_deref());
+    if let Some(orphans) = &done.would_remove {
+        if out.json {
+            out.json(&json!({ "schema": "forkyard.cleanup/1", "would_remove": orphans }))?;
+        } else {
+            for id in orphans {
+                out.line(&format!("would remove {id}"))?;
+            }
+            out.line(&format!("{} orphaned sandboxes.", orphans.len()))?;
+        }
+        return Ok(Exit::Success);
+    }
     if out.json {
         out.json(&json!({ "schema": "forkyard.cleanup/1", "cleaned": cleaned, "error": error }))?;
     } else {
@@ -171,7 +195,7 @@ fn report(cleaned: u64, error: Option<&str>, out: &mut Output<'_>) -> Result<Exi
 }
 
 /// The same judgement as the sweep's, without its deeds.
-async fn dry_run(yard: &Yard, host: &HostYard, max_age: Millis, out: &mut Output<'_>) -> Result<Exit> {
+async fn orphans(yard: &Yard, host: &HostYard, max_age: Millis) -> Result<Vec<String>> {
     let now = Clock::system().now();
     let mut orphans = Vec::new();
     for found in host.list().await.map_err(CliError::failure)? {
@@ -189,16 +213,8 @@ async fn dry_run(yard: &Yard, host: &HostYard, max_age: Millis, out: &mut Output
             }
         };
         if due {
-            orphans.push(found.id);
+            orphans.push(found.id.to_string());
         }
     }
-    if out.json {
-        out.json(&json!({ "schema": "forkyard.cleanup/1", "would_remove": orphans }))?;
-    } else {
-        for id in &orphans {
-            out.line(&format!("would remove {id}"))?;
-        }
-        out.line(&format!("{} orphaned sandboxes.", orphans.len()))?;
-    }
-    Ok(Exit::Success)
+    Ok(orphans)
 }

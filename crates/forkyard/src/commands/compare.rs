@@ -1,19 +1,18 @@
 use clap::Args;
 use forkyard_core::{ForkNum, RunId};
-use forkyard_engine::results::{Comparison, compare};
+use forkyard_engine::results::Comparison;
 use serde_json::json;
 
 use super::diff::kind;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
-use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::closing::{edited_tests, table};
 use crate::render::table::left;
 use crate::render::{Cell, Table, fit};
 use crate::results::RunResult;
-use crate::runs::{the_fork, the_run, with_yard};
+use crate::runs::{the_fork, the_run, with_place};
 
 /// Compare the results of a run: files by forks, what they agree and differ on.
 #[derive(Debug, Clone, Args)]
@@ -28,23 +27,23 @@ pub struct CompareArgs {
 
 impl CompareArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_yard(global, async |yard| {
-            let view = the_run(yard, &self.run).await?;
-            let mut forks = yard.store.forks(&self.run).await.map_err(store_error)?;
+        with_place(global, async |place| {
+            let view = the_run(place, &self.run).await?;
+            let mut forks = place.forks(&self.run).await?;
             if !self.forks.is_empty() {
                 for n in &self.forks {
-                    the_fork(yard, &self.run, *n).await?;
+                    the_fork(place, &self.run, *n).await?;
                 }
                 forks.retain(|f| self.forks.contains(&f.fork));
             }
             let results: Vec<ForkNum> = forks.iter().filter(|f| f.diff.is_some()).map(|f| f.fork).collect();
-            let compared = compare(&yard.git, &view, &results).await?;
+            let compared = place.compare(&view, &results).await?;
             if compared.changes.is_empty() {
                 return Err(CliError::failure(format!("no fork of {} has a result yet", self.run))
                     .hint(format!("`forkyard status {}` says how far they are", self.run)));
             }
             let files = &compared.files;
-            let mut result = RunResult::read(yard, &view).await?;
+            let mut result = RunResult::read(place, &view).await?;
             result.results.retain(|r| forks.iter().any(|f| f.fork == r.fork_num));
             if out.json {
                 let list: Vec<_> = files

@@ -68,7 +68,10 @@ impl DemoArgs {
                 ))?;
             }
             spec.engine = yard.settings.engine;
-            let run = temporal::submit(&yard, spec, out).await?;
+            let (run, notice) = temporal::submit(&yard, spec).await?;
+            if let Some(notice) = notice.filter(|_| !out.json) {
+                out.line(&notice)?;
+            }
             match follow::drive(&yard, &run, out).await? {
                 Left::Detached => {
                     out.line(&format!("Detached. Go on with: forkyard resume {run}"))?;

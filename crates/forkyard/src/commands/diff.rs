@@ -1,5 +1,5 @@
 use clap::Args;
-use forkyard_engine::git::{ChangeKind, MAX_OUTPUT_BYTES};
+use forkyard_engine::git::ChangeKind;
 use serde_json::json;
 
 use super::target::Target;
@@ -7,10 +7,11 @@ use crate::cli::Global;
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::output::Output;
+use crate::place::the_changes;
 use crate::render::session::diff_color;
 use crate::render::table::{left, right};
 use crate::render::{Cell, Color, Style, Table, plain_block};
-use crate::runs::{chosen, outcome, with_yard};
+use crate::runs::{chosen, with_place};
 
 /// Show what a fork changed.
 #[derive(Debug, Clone, Args)]
@@ -31,16 +32,16 @@ pub struct DiffArgs {
 
 impl DiffArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_yard(global, async |yard| {
-            let (view, fork) = chosen(yard, &self.target).await?;
-            let o = outcome(yard, &view, fork.fork).await?;
+        with_place(global, async |place| {
+            let (view, fork) = chosen(place, &self.target).await?;
+            let n = fork.fork;
             if self.patch {
-                let patch = yard.git.patch(&o.repo, &o.base, &o.commit, MAX_OUTPUT_BYTES).await?;
+                let patch = place.whole_patch(&view, n).await?;
                 // For a program: as it is, byte by byte.
                 out.bytes(&patch)?;
                 return Ok(Exit::Success);
             }
-            let mut summary = yard.git.diff(&o.repo, &o.base, &o.commit).await?;
+            let mut changes = the_changes(place, &view, n).await?;
             if !self.paths.is_empty() {
                 let wanted = |path: &str| {
                     self.paths.iter().any(|p| {
@@ -48,19 +49,19 @@ impl DiffArgs {
                             || path.strip_prefix(p.trim_end_matches('/')).is_some_and(|r| r.starts_with('/'))
                     })
                 };
-                summary.files.retain(|f| wanted(&f.path));
+                changes.files.retain(|f| wanted(&f.path));
             }
             if out.json {
                 out.json(&json!({
-                    "schema": "forkyard.diff/1", "run": view.id, "fork_num": fork.fork, "base": o.base.as_str(),
-                    "commit": o.commit.as_str(), "files": summary.files,
+                    "schema": "forkyard.diff/1", "run": view.id, "fork_num": n, "base": changes.base,
+                    "commit": changes.commit, "files": changes.files,
                 }))?;
                 return Ok(Exit::Success);
             }
             let style = out.style;
             if self.stat {
                 let mut table = Table::new(vec![left(""), right(""), right(""), left("")]);
-                for f in &summary.files {
+                for f in &changes.files {
                     let (mark, color) = kind(f.kind);
                     let (added, removed) = f.lines.map_or(("binary".into(), String::new()), |l| {
                         (format!("+{}", l.added), format!("-{}", l.removed))
@@ -76,7 +77,7 @@ impl DiffArgs {
                 out.text(table.render(&style).trim_start_matches('\n'))?;
                 return Ok(Exit::Success);
             }
-            let patch = yard.git.patch_of(&o.repo, &o.base, &o.commit, &self.paths, MAX_OUTPUT_BYTES).await?;
+            let patch = place.patch(&view, n, &self.paths).await?;
             out.text(&painted(&String::from_utf8_lossy(&patch), &style))?;
             Ok(Exit::Success)
         })

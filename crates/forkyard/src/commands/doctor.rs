@@ -82,7 +82,11 @@ impl DoctorArgs {
             return attack::run(&global.load(flags)?.settings, &self.only, out);
         }
         let checks = match global.load(global.flags()?) {
-            Ok(resolved) => checks(&resolved.settings),
+            Ok(resolved) => match &resolved.settings.remote_url {
+                // Runs are made there: what this machine offers does not matter to them.
+                Some(url) => vec![git(), server(&resolved.settings, url)],
+                None => checks(&resolved.settings),
+            },
             // Wrong settings are a finding, not the end of the examination.
             Err(e) => vec![Check::bad("settings", e.message, "correct them"), git()],
         };
@@ -127,6 +131,14 @@ pub fn examined(s: &Settings) -> Vec<about::Check> {
         fix: c.fix,
     };
     checks(s).into_iter().map(told).collect()
+}
+
+/// Whether a server answers, and to this token.
+fn server(s: &Settings, url: &str) -> Check {
+    match crate::runtime().and_then(|r| r.block_on(crate::remote::examine(s, url))) {
+        Ok(found) => Check::good("server", found),
+        Err(e) => Check::bad("server", e.message, e.hint.unwrap_or_default()),
+    }
 }
 
 fn checks(s: &Settings) -> Vec<Check> {

@@ -15,7 +15,7 @@ use crate::output::Output;
 use crate::render::session::clock;
 use crate::render::table::{left, right};
 use crate::render::{Cell, Color, Table, fit, plain};
-use crate::runs::with_yard;
+use crate::runs::with_place;
 
 /// Show the events of a run.
 #[derive(Debug, Clone, Args)]
@@ -53,8 +53,8 @@ impl EventsArgs {
             query.kinds = vec!["agent.tool_use".into()];
         }
         let mut steps: BTreeMap<ForkNum, Vec<String>> = BTreeMap::new();
-        with_yard(global, async |yard| {
-            read(yard, &self.target, query, self.follow, async |news| {
+        with_place(global, async |place| {
+            read(place, &self.target, query, self.follow, async |news| {
                 let News::Event(r) = news else { return Ok(()) };
                 if self.compare {
                     if let Some(fork) = r.stream.fork() {

@@ -12,9 +12,9 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow;
 use crate::output::Output;
-use crate::runs::{leave_to_worker, with_flags};
+use crate::place::Place;
+use crate::runs::{leave_to_worker, with_place_flags};
 use crate::settings::Settings;
-use crate::temporal;
 use crate::yard::Yard;
 
 /// Fork a repository, let an agent work in each fork, and rank the results.
@@ -43,9 +43,9 @@ impl ForkArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let mut flags = global.flags()?;
         self.options.add_to(&mut flags);
-        with_flags(global, flags, async |yard| {
-            let spec = self.spec(&yard.settings, &std::env::current_dir()?)?;
-            start(yard, global, spec, &self.options, out).await
+        with_place_flags(global, flags, async |place| {
+            let spec = self.spec(place.settings(), &std::env::current_dir()?)?;
+            start(place, global, spec, &self.options, out).await
         })
     }
 
@@ -73,21 +73,20 @@ impl ForkArgs {
 
 /// Submits a run and, as its options say, follows it to its end or leaves it to a worker.
 pub async fn start(
-    yard: &Yard,
+    place: &dyn Place,
     global: &Global,
     spec: RunSpec,
     options: &RunOptions,
     out: &mut Output<'_>,
 ) -> Result<Exit> {
-    if options.server.is_some() {
-        return Err(CliError::usage("--server: this program drives runs itself").hint("leave --server out"));
+    let (run, notice) = place.submit(spec).await?;
+    if let Some(notice) = notice.filter(|_| !out.json) {
+        out.line(&notice)?;
     }
-    check(yard, &spec).await?;
-    let run = temporal::submit(yard, spec, out).await?;
     if options.waits() {
-        return follow::to_the_end(yard, &run, out).await;
+        return follow::to_the_end(place, &run, out).await;
     }
-    leave_to_worker(yard, global, &run).await?;
+    leave_to_worker(place, global, &run).await?;
     out.said(
         "forkyard.command/1",
         "fork",

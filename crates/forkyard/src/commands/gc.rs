@@ -1,14 +1,14 @@
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
 use forkyard_core::view::{RunStatus, RunView};
-use forkyard_core::{Millis, RunId, SnapshotId, Timestamp};
+use forkyard_core::{Millis, RunId, Timestamp};
 use forkyard_engine::activities::{captured_key, open_repo};
 use forkyard_engine::clock::Clock;
 use forkyard_sandbox::{Provider, SnapshotInfo};
+use forkyard_server::dto::chores::Freed;
 use forkyard_store::RunQuery;
-use serde::Serialize;
 use serde_json::json;
 
 use super::cleanup::{duration, leftovers};
@@ -18,7 +18,7 @@ use crate::exit::Exit;
 use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::plain;
-use crate::runs::{captured, with_yard};
+use crate::runs::{captured, with_place};
 use crate::yard::Yard;
 
 /// Remove old runs, snapshots and caches, and say what that frees.
@@ -35,34 +35,24 @@ pub struct GcArgs {
 /// Runs that are asked for at a time.
 const PAGE: usize = 200;
 
-#[derive(Debug, Default, Serialize)]
-struct Freed {
-    runs: Vec<RunId>,
-    snapshots: Vec<SnapshotId>,
-    /// Files that runs brought back beside their diffs.
-    captured: usize,
-    /// Logs, demos, caches of repositories, and what killed processes left.
-    folders: Vec<PathBuf>,
-    /// Of folders, captured files, and snapshots that know their size.
-    bytes: u64,
-    /// What could not be removed, and why.
-    left: Vec<String>,
+/// All that is old, of this machine.
+pub async fn collect(yard: &Yard, age: Millis, dry_run: bool) -> Result<Freed> {
+    let gc = GcArgs { older_than: String::new(), dry_run };
+    let before = Clock::system().now() - age;
+    let mut freed = gc.remove_runs(yard, before).await?;
+    gc.remove_orphans(yard, before, &mut freed).await?;
+    gc.remove_caches(yard, before, &mut freed).await?;
+    gc.remove_demos(yard, before, &mut freed);
+    if !dry_run {
+        leftovers(yard).await;
+    }
+    Ok(freed)
 }
 
 impl GcArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let age = duration("--older-than", &self.older_than)?;
-        let freed = with_yard(global, async |yard| {
-            let before = Clock::system().now() - age;
-            let mut freed = self.remove_runs(yard, before).await?;
-            self.remove_orphans(yard, before, &mut freed).await?;
-            self.remove_caches(yard, before, &mut freed).await?;
-            self.remove_demos(yard, before, &mut freed);
-            if !self.dry_run {
-                leftovers(yard).await;
-            }
-            Ok(freed)
-        })?;
+        let freed = with_place(global, async |place| place.gc(age, self.dry_run).await)?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.gc/1", "dry_run": self.dry_run, "freed": freed }))?;
             return Ok(Exit::Success);
@@ -75,7 +65,7 @@ impl GcArgs {
             out.line(&format!("{word} snapshot {id}"))?;
         }
         for folder in &freed.folders {
-            out.line(&format!("{word} {}", plain(&folder.display().to_string())))?;
+            out.line(&format!("{word} {}", plain(folder)))?;
         }
         for left in &freed.left {
             out.line(&format!("left {}", plain(left)))?;
@@ -113,7 +103,7 @@ impl GcArgs {
             provider.remove_snapshot(&s.id).await?;
         }
         freed.bytes += s.bytes.unwrap_or(0);
-        freed.snapshots.push(s.id);
+        freed.snapshots.push(s.id.to_string());
         Ok(())
     }
 
@@ -143,7 +133,7 @@ impl GcArgs {
             let bytes = bytes_in(&cache.dir);
             if self.dry_run || yard.git.remove_cache(&cache).await? {
                 freed.bytes += bytes;
-                freed.folders.push(cache.dir);
+                freed.folders.push(cache.dir.display().to_string());
             }
         }
         Ok(())
@@ -175,7 +165,7 @@ impl GcArgs {
         }
         freed.captured += captured;
         freed.bytes += bytes;
-        freed.runs.push(view.id.clone());
+        freed.runs.push(view.id.to_string());
         Ok(())
     }
 
@@ -201,7 +191,7 @@ impl GcArgs {
             std::fs::remove_dir_all(dir)?;
         }
         freed.bytes += bytes;
-        freed.folders.push(dir.to_path_buf());
+        freed.folders.push(dir.display().to_string());
         Ok(())
     }
 }

@@ -6,12 +6,11 @@ use serde_json::json;
 use crate::cli::Global;
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::session::day;
 use crate::render::table::{left, right};
 use crate::render::{Cell, Color, Table};
-use crate::runs::with_yard;
+use crate::runs::with_place;
 
 /// List runs, newest first.
 #[derive(Debug, Clone, Args)]
@@ -27,7 +26,7 @@ pub struct ListArgs {
 impl ListArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let query = RunQuery { live: self.live, before: None, limit: self.limit as usize };
-        let runs = with_yard(global, async |yard| yard.store.runs(&query).await.map_err(store_error))?;
+        let runs = with_place(global, async |place| place.runs(&query).await)?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.runs/1", "runs": runs }))?;
             return Ok(Exit::Success);

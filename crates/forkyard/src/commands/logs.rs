@@ -10,12 +10,11 @@ use super::target::Target;
 use crate::cli::Global;
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::follow::store_error;
 use crate::output::Output;
+use crate::place::Place;
 use crate::render::session;
 use crate::render::style::Style;
-use crate::runs::{the_fork, the_run, with_yard};
-use crate::yard::Yard;
+use crate::runs::{the_fork, the_run, with_place};
 
 /// Show what the agents of a run said and did.
 #[derive(Debug, Clone, Args)]
@@ -33,7 +32,7 @@ pub struct LogsArgs {
 
 impl LogsArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_yard(global, async |yard| {
+        with_place(global, async |place| {
             let (style, json) = (out.style, out.json);
             let whole_run = self.target.fork.is_none();
             let mut last: VecDeque<String> = VecDeque::new();
@@ -41,7 +40,7 @@ impl LogsArgs {
             let mut tail = self.tail.map(|n| n as usize);
             let query =
                 EventQuery { fork: self.target.fork, kinds: vec!["agent.".into()], ..Default::default() };
-            read(yard, &self.target, query, self.follow, async |news| {
+            read(place, &self.target, query, self.follow, async |news| {
                 match news {
                     News::Event(r) => {
                         let lines = if json {
@@ -98,25 +97,25 @@ pub enum News {
 
 /// Tells the events of a run in the order of their positions; with `follow`, until the run (or the one fork) has ended.
 pub async fn read(
-    yard: &Yard,
+    place: &dyn Place,
     target: &Target,
     mut query: EventQuery,
     follow: bool,
     mut tell: impl AsyncFnMut(News) -> Result<()>,
 ) -> Result<()> {
-    the_run(yard, &target.run).await?;
+    the_run(place, &target.run).await?;
     if let Some(n) = target.fork {
-        the_fork(yard, &target.run, n).await?;
+        the_fork(place, &target.run, n).await?;
     }
-    let mut watch = yard.store.watch(Some(&target.run));
+    let mut watch = place.watch(&target.run);
     loop {
         // Asked before reading: what is written until the end is read.
         let ended = match target.fork {
-            Some(n) => the_fork(yard, &target.run, n).await?.outcome.is_some(),
-            None => the_run(yard, &target.run).await?.status == RunStatus::Ended,
+            Some(n) => the_fork(place, &target.run, n).await?.outcome.is_some(),
+            None => the_run(place, &target.run).await?.status == RunStatus::Ended,
         };
         loop {
-            let page = yard.store.read_run(&target.run, &query).await.map_err(store_error)?;
+            let page = place.events(&target.run, &query).await?;
             let Some(newest) = page.last() else { break };
             query.after = newest.position;
             for r in page {

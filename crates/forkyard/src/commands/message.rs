@@ -1,7 +1,6 @@
 use clap::Args;
 use forkyard_agent::ports::MessageKind;
 use forkyard_core::ForkNum;
-use forkyard_engine::Engine;
 use forkyard_engine::ports::StoredText;
 use serde_json::json;
 
@@ -9,10 +8,9 @@ use super::target::Target;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
-use crate::follow::{engine_error, store_error};
 use crate::output::Output;
-use crate::runs::{see_to, the_fork, the_live_run, with_yard};
-use crate::yard::Yard;
+use crate::place::Place;
+use crate::runs::{see_to, the_fork, the_live_run, with_place};
 
 /// Say something to a running agent; it reads it before its next tool call.
 #[derive(Debug, Clone, Args)]
@@ -36,11 +34,11 @@ impl MessageArgs {
             return Err(CliError::usage("the message is empty").hint("write what to say after RUN/N"));
         }
         let run = &self.target.run;
-        let (forks, detached) = with_yard(global, async |yard| {
-            let forks = send(yard, &self.target, &content, self.interrupt).await?;
-            let detached = the_live_run(yard, run).await?.detached;
+        let (forks, detached) = with_place(global, async |place| {
+            let forks = send(place, &self.target, &content, self.interrupt).await?;
+            let detached = the_live_run(place, run).await?.detached;
             if !detached {
-                see_to(yard, global, run).await?;
+                see_to(place, global, run).await?;
             }
             Ok((forks, detached))
         })?;
@@ -60,15 +58,19 @@ impl MessageArgs {
 }
 
 /// Puts a message into the inbox of the fork, or of all forks that are at work; says of which.
-pub async fn send(yard: &Yard, target: &Target, content: &str, interrupt: bool) -> Result<Vec<ForkNum>> {
+pub async fn send(
+    place: &dyn Place,
+    target: &Target,
+    content: &str,
+    interrupt: bool,
+) -> Result<Vec<ForkNum>> {
     let run = &target.run;
     let kind = if interrupt { MessageKind::Interrupt } else { MessageKind::UserMessage };
-    let message = serde_json::to_value(StoredText { kind, content: content.to_string() })
-        .map_err(std::io::Error::from)?;
-    the_live_run(yard, run).await?;
+    let message = StoredText { kind, content: content.to_string() };
+    the_live_run(place, run).await?;
     let to = match target.fork {
-        Some(n) => vec![the_fork(yard, run, n).await?],
-        None => yard.store.forks(run).await.map_err(store_error)?,
+        Some(n) => vec![the_fork(place, run, n).await?],
+        None => place.forks(run).await?,
     };
     let to: Vec<ForkNum> = to.iter().filter(|f| f.outcome.is_none()).map(|f| f.fork).collect();
     if to.is_empty() {
@@ -76,7 +78,7 @@ pub async fn send(yard: &Yard, target: &Target, content: &str, interrupt: bool) 
             .hint(format!("`forkyard status {run}` shows who is still at work")));
     }
     for n in &to {
-        yard.engine.message(run, *n, message.clone(), None).await.map_err(engine_error)?;
+        place.message(run, *n, &message).await?;
     }
     Ok(to)
 }

@@ -2,14 +2,13 @@ use clap::Args;
 use forkyard_core::RunId;
 use forkyard_core::run::Command;
 use forkyard_core::view::EngineKind;
-use forkyard_engine::Engine;
 
 use crate::cli::Global;
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::follow::engine_error;
 use crate::output::Output;
-use crate::runs::{has_worker, the_live_run, with_yard};
+use crate::runs::{has_worker, the_live_run, with_place};
 use crate::temporal;
 
 /// Pause a run: no fork starts and no model is asked until it is resumed.
@@ -22,9 +21,10 @@ pub struct PauseArgs {
 
 impl PauseArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        let driven = with_yard(global, async |yard| {
-            let view = the_live_run(yard, &self.run).await?;
-            yard.engine.command(&self.run, Command::Pause, None).await.map_err(engine_error)?;
+        let driven = with_place(global, async |place| {
+            let view = the_live_run(place, &self.run).await?;
+            place.command(&self.run, Command::Pause).await?;
+            let Some(yard) = place.here() else { return Ok(true) };
             if view.engine == EngineKind::Temporal {
                 return temporal::has_worker(yard).await;
             }

@@ -2,15 +2,16 @@ use std::time::Duration;
 
 use clap::Args;
 use forkyard_agent::JournalEntry;
-use forkyard_core::{ForkRef, Timestamp};
+use forkyard_core::{ForkNum, ForkRef, RunId, Timestamp};
+use forkyard_store::{EventQuery, Recorded};
 
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
-use crate::follow::store_error;
 use crate::output::Output;
+use crate::place::Place;
 use crate::render::session;
-use crate::runs::{the_fork, the_run, with_yard};
+use crate::runs::{the_fork, the_run, with_place};
 
 /// Play the session of a fork again, in the terminal.
 #[derive(Debug, Clone, Args)]
@@ -26,6 +27,18 @@ pub struct ReplayArgs {
 /// Longer silences are cut: nobody watches a build again.
 const MAX_SILENCE: Duration = Duration::from_secs(3);
 
+/// All that the fork's agents recorded, in order.
+async fn journal(place: &dyn Place, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>> {
+    let mut query = EventQuery { fork: Some(fork), kinds: vec!["agent.".into()], ..EventQuery::default() };
+    let mut all = vec![];
+    loop {
+        let page = place.events(run, &query).await?;
+        let Some(last) = page.last() else { return Ok(all) };
+        query.after = last.position;
+        all.extend(page);
+    }
+}
+
 /// Finite, not negative, and slow enough to be seen.
 fn speed(text: &str) -> Result<f64, String> {
     let speed: Option<f64> = text.parse().ok();
@@ -34,11 +47,11 @@ fn speed(text: &str) -> Result<f64, String> {
 
 impl ReplayArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_yard(global, async |yard| {
+        with_place(global, async |place| {
             let ForkRef { run, fork } = &self.fork;
-            the_run(yard, run).await?;
-            the_fork(yard, run, *fork).await?;
-            let journal = yard.store.read_journals(run, *fork).await.map_err(store_error)?;
+            the_run(place, run).await?;
+            the_fork(place, run, *fork).await?;
+            let journal = journal(place, run, *fork).await?;
             if journal.is_empty() {
                 return Err(CliError::failure(format!("the agent of {run}/{fork} has not begun"))
                     .hint(format!("`forkyard status {run}/{fork}` says how far it came")));

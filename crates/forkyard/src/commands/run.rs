@@ -13,7 +13,7 @@ use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::runs::with_flags;
+use crate::runs::with_place_flags;
 use crate::settings::{ByteSize, Raw, Settings, Value};
 
 /// Run a specification from a file: forks that differ in prompt, model, system prompt, image, limits or captured
@@ -124,9 +124,9 @@ impl RunArgs {
         // A repository's path is meant from the file that names it.
         let near = self.file.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let here = if file.repo.is_some() { near.canonicalize()? } else { std::env::current_dir()? };
-        with_flags(global, flags, async |yard| {
-            let spec = file.spec(&options, &yard.settings, &here)?;
-            start(yard, global, spec, &options, out).await
+        with_place_flags(global, flags, async |place| {
+            let spec = file.spec(&options, place.settings(), &here)?;
+            start(place, global, spec, &options, out).await
         })
     }
 

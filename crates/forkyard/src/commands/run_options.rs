@@ -137,9 +137,6 @@ pub struct RunOptions {
     /// Who drives the run: embedded or temporal [default: embedded].
     #[arg(long, value_name = "NAME", help_heading = "Running")]
     pub engine: Option<String>,
-    /// Let a Forkyard server drive it.
-    #[arg(long, value_name = "URL", help_heading = "Running")]
-    pub server: Option<String>,
     /// Wait for the run's end (the default).
     #[arg(long, overrides_with = "no_wait", help_heading = "Running")]
     pub wait: bool,
@@ -207,7 +204,8 @@ impl RunOptions {
         let models = if self.model.is_empty() { vec![s.model.clone()] } else { self.model.clone() };
         let forks = self.deal(s, prompts, &models)?;
         for name in &self.secret {
-            if !s.tables.secrets.contains_key(name) {
+            // A server has its own.
+            if s.remote_url.is_none() && !s.tables.secrets.contains_key(name) {
                 return Err(CliError::usage(format!("--secret {name}: there is no such secret"))
                     .hint(format!("write a table [secrets.{name}] into config.toml")));
             }

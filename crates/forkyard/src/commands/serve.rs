@@ -3,12 +3,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
+use forkyard_core::Millis;
 use forkyard_core::spec::RepoSpec;
 use forkyard_engine::clock::Clock;
 use forkyard_server::access::generated_token;
+use forkyard_server::chores::Chores;
+use forkyard_server::dto::chores::{Cleaned, Freed};
+use forkyard_server::error::{ApiError, Code, Result as ApiResult};
 use forkyard_server::routes::Doctor;
 use forkyard_server::{App, Parts, Tls};
 use forkyard_store::ProcessKind;
+use futures::future::BoxFuture;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::json;
@@ -22,6 +27,7 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::observe::Observer;
 use crate::output::Output;
+use crate::place::Place;
 use crate::runs::{stop_on_signals, with_flags};
 use crate::yard::Yard;
 
@@ -155,10 +161,27 @@ fn parts(yard: &Yard, clock: Clock, secure: bool, stop: CancellationToken) -> Re
         prompt_prefix: s.prompt_prefix.clone(),
         root: s.server_root.clone(),
         secrets: s.tables.secrets.keys().cloned().collect(),
+        chores: Some(Arc::new(OfMachine(yard.clone()))),
         hosts: s.server_hosts.iter().map(|h| h.to_ascii_lowercase()).collect(),
         secure,
         stop,
     })
+}
+
+/// Chores as the same commands do them here.
+struct OfMachine(Yard);
+
+impl Chores for OfMachine {
+    fn cleanup(&self, max_age: Millis, dry_run: bool) -> BoxFuture<'_, ApiResult<Cleaned>> {
+        Box::pin(async move { Place::cleanup(&self.0, max_age, dry_run).await.map_err(undone) })
+    }
+    fn gc(&self, older_than: Millis, dry_run: bool) -> BoxFuture<'_, ApiResult<Freed>> {
+        Box::pin(async move { Place::gc(&self.0, older_than, dry_run).await.map_err(undone) })
+    }
+}
+
+fn undone(e: CliError) -> ApiError {
+    ApiError::new(Code::Unavailable, e.message)
 }
 
 fn tls(cert: Option<&Path>, key: Option<&Path>) -> Result<Option<Tls>> {

@@ -8,14 +8,13 @@ use super::target::Target;
 use crate::cli::Global;
 use crate::error::Result;
 use crate::exit::Exit;
-use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::board::{diff_text, state};
 use crate::render::closing::{closing, table};
 use crate::render::session::day;
 use crate::render::{plain, plain_block};
 use crate::results::{ForkResult, RunResult};
-use crate::runs::{collected, outcome, the_fork, the_run, with_yard};
+use crate::runs::{collected, the_fork, the_run, with_place};
 
 /// Show a run and its forks, or one fork.
 #[derive(Debug, Clone, Args)]
@@ -27,19 +26,16 @@ pub struct StatusArgs {
 
 impl StatusArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_yard(global, async |yard| {
-            let view = the_run(yard, &self.target.run).await?;
+        with_place(global, async |place| {
+            let view = the_run(place, &self.target.run).await?;
             if let Some(n) = self.target.fork {
-                let fork = the_fork(yard, &view.id, n).await?;
-                let result = RunResult::read(yard, &view).await?;
+                let fork = the_fork(place, &view.id, n).await?;
+                let result = RunResult::read(place, &view).await?;
                 let result = result.results.iter().find(|r| r.fork_num == n);
-                let collected = collected(yard, &view.id, n).await?;
+                let collected = collected(place, &view.id, n).await?;
                 let left_out = collected.as_ref().and_then(|c| c.commits_left_out.clone());
                 let commits = match collected {
-                    Some(c) if c.commits > 0 => {
-                        let o = outcome(yard, &view, n).await?;
-                        yard.git.log(&o.repo, &o.base, &o.commit, MAX_COMMITS).await?
-                    }
+                    Some(c) if c.commits > 0 => place.commits(&view, n).await?,
                     Some(_) | None => vec![],
                 };
                 if out.json {
@@ -52,7 +48,7 @@ impl StatusArgs {
                 }
                 return Ok(Exit::Success);
             }
-            let result = RunResult::read(yard, &view).await?;
+            let result = RunResult::read(place, &view).await?;
             if out.json {
                 let mut json = serde_json::to_value(&result).map_err(std::io::Error::from)?;
                 json["repo"] = forkyard_engine::git::shown_url(&view.repo).into();
@@ -65,7 +61,7 @@ impl StatusArgs {
                 out.json(&json)?;
                 return Ok(Exit::Success);
             }
-            let forks = yard.store.forks(&view.id).await.map_err(store_error)?;
+            let forks = place.forks(&view.id).await?;
             out.text(&head(&view))?;
             let style = out.style;
             let body = if view.status == RunStatus::Ended {
@@ -93,9 +89,6 @@ fn head(view: &RunView) -> String {
         plain_block(view.prompt.trim()),
     )
 }
-
-/// Commits of a result that are listed.
-const MAX_COMMITS: usize = 100;
 
 fn one_fork(
     f: &ForkView,

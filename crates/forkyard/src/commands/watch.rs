@@ -8,11 +8,11 @@ use super::target::Target;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
-use crate::follow::{self, store_error};
+use crate::follow;
 use crate::output::Output;
-use crate::runs::with_yard;
+use crate::place::Place;
+use crate::runs::with_place;
 use crate::watch::watch;
-use crate::yard::Yard;
 
 /// Watch a run on the full screen: forks, live feed, diff, messages.
 #[derive(Debug, Clone, Args)]
@@ -28,15 +28,15 @@ impl WatchArgs {
             return Err(CliError::usage("watch needs a terminal")
                 .hint("`forkyard logs -f RUN` follows a run in a pipe, `forkyard events -f --json RUN` for a program"));
         }
-        with_yard(global, async |yard| {
+        with_place(global, async |place| {
             let target = match &self.target {
                 Some(target) => target.clone(),
-                None => newest(yard).await?,
+                None => newest(place).await?,
             };
-            let view = watch(yard, global, &target, out.style.color).await?;
+            let view = watch(place, global, &target, out.style.color).await?;
             if view.status == RunStatus::Ended {
                 // How the run came out is no failure of watching it.
-                follow::close(yard, &view, out).await?;
+                follow::close(place, &view, out).await?;
             } else {
                 out.line(&format!("{0} goes on. Come back with: forkyard watch {0}", view.id))?;
             }
@@ -45,10 +45,10 @@ impl WatchArgs {
     }
 }
 
-async fn newest(yard: &Yard) -> Result<Target> {
+async fn newest(place: &dyn Place) -> Result<Target> {
     for live in [true, false] {
         let query = RunQuery { live, before: None, limit: 1 };
-        if let Some(run) = yard.store.runs(&query).await.map_err(store_error)?.into_iter().next() {
+        if let Some(run) = place.runs(&query).await?.into_iter().next() {
             return Ok(Target { run: run.id, fork: None });
         }
     }

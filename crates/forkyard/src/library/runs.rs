@@ -27,7 +27,7 @@ use crate::commands::target::Target;
 use crate::error::CliError;
 use crate::follow::{drive_patiently, engine_error, store_error};
 use crate::results::RunResult;
-use crate::runs::{outcome, the_fork, the_run};
+use crate::runs::{the_fork, the_run};
 use crate::settings::Settings;
 use crate::yard::Yard;
 
@@ -300,7 +300,7 @@ impl Run {
 
     pub(super) async fn open(yard: Arc<Yard>, id: &str) -> Result<Run> {
         let id = RunId::new(id)?;
-        the_run(&yard, &id).await?;
+        the_run(&*yard, &id).await?;
         Ok(Run::new(yard, id))
     }
 
@@ -354,12 +354,12 @@ impl Run {
 
     /// What it has come to so far.
     pub async fn result(&self) -> Result<RunResult> {
-        Ok(RunResult::read(&self.yard, &self.view().await?).await?)
+        Ok(RunResult::read(&*self.yard, &self.view().await?).await?)
     }
 
     /// What a fork changed, as a patch that `git apply` takes.
     pub async fn patch(&self, fork: u32) -> Result<Vec<u8>> {
-        let o = outcome(&self.yard, &self.view().await?, fork).await?;
+        let o = self.yard.outcome(&self.view().await?, fork).await?;
         let git = &self.yard.git;
         Ok(git.patch(&o.repo, &o.base, &o.commit, MAX_OUTPUT_BYTES).await.map_err(CliError::from)?)
     }
@@ -372,14 +372,14 @@ impl Run {
                 .hint("take the patch and apply it to a clone")
                 .into());
         }
-        let o = outcome(&self.yard, &view, fork).await?;
+        let o = self.yard.outcome(&view, fork).await?;
         git.apply_branch(&o.repo, &o.base, &o.commit, &o.repo, branch).await.map_err(CliError::from)?;
         Ok(())
     }
 
     /// Files that were captured from a fork, by their path.
     pub async fn files(&self, fork: u32) -> Result<BTreeMap<String, Vec<u8>>> {
-        the_fork(&self.yard, &self.id, fork).await?;
+        the_fork(&*self.yard, &self.id, fork).await?;
         let result = self.result().await?;
         let mut files = BTreeMap::new();
         for f in result.results.iter().filter(|f| f.fork_num == fork) {
@@ -396,7 +396,7 @@ impl Run {
     /// Says something to the agent of a fork, or of all forks; it reads it before its next tool call.
     pub async fn message(&self, fork: Option<u32>, text: &str) -> Result<()> {
         let target = Target { run: self.id.clone(), fork };
-        send(&self.yard, &target, text, false).await?;
+        send(&*self.yard, &target, text, false).await?;
         Ok(())
     }
     /// No fork starts and no model is asked until it is resumed.
@@ -420,7 +420,7 @@ impl Run {
     }
 
     async fn view(&self) -> Result<RunView> {
-        Ok(the_run(&self.yard, &self.id).await?)
+        Ok(the_run(&*self.yard, &self.id).await?)
     }
 }
 

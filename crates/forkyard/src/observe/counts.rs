@@ -40,6 +40,23 @@ pub struct Counts {
     tool_seconds: Histogram<f64>,
 }
 
+/// Tools of the agent, those that agent programs bring along included.
+const TOOLS: [&str; 13] = [
+    "Bash",
+    "BashOutput",
+    "Edit",
+    "Glob",
+    "Grep",
+    "KillBash",
+    "MultiEdit",
+    "NotebookEdit",
+    "Read",
+    "Skill",
+    "Task",
+    "WebFetch",
+    "Write",
+];
+
 /// The seeds' buckets.
 const FORK_SECONDS: [f64; 6] = [60.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0];
 const FORK_DOLLARS: [f64; 7] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0];
@@ -177,7 +194,9 @@ impl Counts {
             (None, true) => "error",
             (None, false) => "ok",
         };
-        let tool = KeyValue::new("tool", c.tool.clone());
+        // A model may call whatever it likes; a label has a bounded number of values.
+        let known = TOOLS.iter().find(|t| **t == c.tool);
+        let tool = KeyValue::new("tool", known.copied().unwrap_or("other"));
         self.tool_calls.add(1, &[tool.clone(), KeyValue::new("result", result)]);
         self.tool_seconds.record(c.duration_ms as f64 / 1000.0, &[tool]);
     }
@@ -228,8 +247,12 @@ pub async fn follow(yard: &Yard, counts: Counts, stop: CancellationToken) {
             }
         }
         tracked.retain(|run, _| driven.contains_key(run));
+        // What happened until the end has been read.
+        if stop.is_cancelled() {
+            return;
+        }
         tokio::select! {
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => {}
             () = watch.changed() => tokio::time::sleep(PAUSE).await,
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }

@@ -101,8 +101,9 @@ async fn tell(yard: &Yard, observer: &Observer, stop: CancellationToken) {
         if observer.serves {
             serve(s.metrics_port, registry, gauges.clone(), stop.clone()).await;
         }
-        stop.cancelled().await;
+        std::future::pending().await
     };
+    // Only the counting ends, when all is counted.
     tokio::select! {
         () = counts::follow(yard, Counts::new(&meter), stop.clone()) => {}
         () = refreshing => {}

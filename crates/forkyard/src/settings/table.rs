@@ -254,6 +254,11 @@ settings! {
     /// Its key (PEM).
     server_tls_key: Option<PathBuf> = "server.tls_key" { flag: Some("--tls-key") }
 
+    /// Another Forkyard that commands work on: where its `forkyard serve` is. Unset: this machine.
+    remote_url: Option<String> = "remote.url" { env: &[var("FORKYARD_SERVER")], flag: Some("--server") }
+    /// Token for it.
+    remote_token: Option<Secret> = "remote.token" { env: &[var("FORKYARD_TOKEN")] }
+
     /// How often orphans are looked for.
     cleanup_interval: Millis = "cleanup.interval" { default: Some("15m"), range: Some(("1s", "7d")), flag: Some("--interval") }
     /// A sandbox older than this with no live run is an orphan.

@@ -15,9 +15,7 @@ use forkyard_agent::JournalEntry;
 use forkyard_core::RunId;
 use forkyard_core::run::Command;
 use forkyard_core::view::RunView;
-use forkyard_engine::Engine;
 use forkyard_engine::clock::Clock;
-use forkyard_engine::git::MAX_OUTPUT_BYTES;
 use forkyard_engine::ports::Onlooker;
 use forkyard_store::EventQuery;
 use futures::StreamExt;
@@ -26,17 +24,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::cli::Global;
-use crate::commands::add::{Like, add};
+use crate::commands::add::Like;
 use crate::commands::logs::{News, read};
 use crate::commands::message::send;
 use crate::commands::target::Target;
 use crate::doing::Doing;
 use crate::error::{CliError, Result};
-use crate::follow::{board, engine_error};
-use crate::runs::{is_idle, leave_to_worker, outcome, the_fork, the_run};
+use crate::follow::board;
+use crate::place::Place;
+use crate::runs::{is_idle, leave_to_worker, the_fork, the_run};
 use crate::watch::model::{Screen, Wish};
 pub use crate::watch::terminal::Terminal as FullScreen;
-use crate::yard::Yard;
 
 /// How often time goes on, and news are drawn.
 const FRAME: Duration = Duration::from_millis(100);
@@ -52,20 +50,20 @@ enum Told {
 }
 
 /// Shows a run until its user leaves; the run is as it was left.
-pub async fn watch(yard: &Yard, global: &Global, target: &Target, color: bool) -> Result<RunView> {
+pub async fn watch(place: &dyn Place, global: &Global, target: &Target, color: bool) -> Result<RunView> {
     let run = &target.run;
     if let Some(fork) = target.fork {
-        the_fork(yard, run, fork).await?;
+        the_fork(place, run, fork).await?;
     }
     let doing = Doing::default();
     let gone = || CliError::failure(format!("run {run} is gone"));
-    let first = board(yard, run, &doing).await?.ok_or_else(gone)?;
+    let first = board(place, run, &doing).await?.ok_or_else(gone)?;
     let mut screen = Screen::new(first, target.fork);
 
     let (tell, mut events) = mpsc::channel(QUEUE);
     let whole = Target { run: run.clone(), fork: None };
     let query = EventQuery { kinds: vec!["agent.".into()], ..EventQuery::default() };
-    let mut reading = std::pin::pin!(read(yard, &whole, query, true, async |news| {
+    let mut reading = std::pin::pin!(read(place, &whole, query, true, async |news| {
         if let News::Event(r) = news {
             // The other end is in this function.
             let _ = tell.send(r).await;
@@ -74,7 +72,7 @@ pub async fn watch(yard: &Yard, global: &Global, target: &Target, color: bool) -
     }));
     let mut read_all = false;
 
-    let mut changed = yard.store.watch(Some(run));
+    let mut changed = place.watch(run);
     let mut frame = tokio::time::interval(FRAME);
     frame.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
     let mut idle_look = tokio::time::interval(IDLE_LOOK);
@@ -88,7 +86,7 @@ pub async fn watch(yard: &Yard, global: &Global, target: &Target, color: bool) -
     let (mut news, mut draw) = (false, true);
     loop {
         if let Some(wish) = screen.needs() {
-            wishes.push(perform(yard, global, run, wish));
+            wishes.push(perform(place, global, run, wish));
         }
         if std::mem::take(&mut draw) {
             terminal.draw(|f| view::draw(&screen, f, color))?;
@@ -109,7 +107,7 @@ pub async fn watch(yard: &Yard, global: &Global, target: &Target, color: bool) -
                 match wish {
                     Some(Wish::Quit) => break,
                     Some(Wish::Suspend) => terminal.suspend()?,
-                    Some(wish) => wishes.push(perform(yard, global, run, wish)),
+                    Some(wish) => wishes.push(perform(place, global, run, wish)),
                     None => {}
                 }
             }
@@ -125,10 +123,10 @@ pub async fn watch(yard: &Yard, global: &Global, target: &Target, color: bool) -
                 screen.tick(Clock::system().now());
                 draw = true;
                 if std::mem::take(&mut news) {
-                    screen.look(board(yard, run, &doing).await?.ok_or_else(gone)?);
+                    screen.look(board(place, run, &doing).await?.ok_or_else(gone)?);
                 }
             }
-            _ = idle_look.tick(), if !screen.ended() => screen.idle = is_idle(yard, run).await?,
+            _ = idle_look.tick(), if !screen.ended() => screen.idle = is_idle(place, run).await?,
             Some(r) = events.recv() => {
                 news = true;
                 let Some(fork) = r.stream.fork() else { continue };
@@ -145,36 +143,35 @@ pub async fn watch(yard: &Yard, global: &Global, target: &Target, color: bool) -
         }
     }
     drop(terminal);
-    the_run(yard, run).await
+    the_run(place, run).await
 }
 
-async fn perform(yard: &Yard, global: &Global, run: &RunId, wish: Wish) -> Told {
+async fn perform(place: &dyn Place, global: &Global, run: &RunId, wish: Wish) -> Told {
     match wish {
-        Wish::Diff(fork) => Told::Patch(fork, patch(yard, run, fork).await),
-        wish => Told::Notice(fulfil(yard, global, run, wish).await),
+        Wish::Diff(fork) => Told::Patch(fork, patch(place, run, fork).await),
+        wish => Told::Notice(fulfil(place, global, run, wish).await),
     }
 }
 
-async fn patch(yard: &Yard, run: &RunId, fork: forkyard_core::ForkNum) -> Result<String> {
-    let view = the_run(yard, run).await?;
-    let o = outcome(yard, &view, fork).await?;
-    let patch = yard.git.patch_of(&o.repo, &o.base, &o.commit, &[], MAX_OUTPUT_BYTES).await?;
+async fn patch(place: &dyn Place, run: &RunId, fork: forkyard_core::ForkNum) -> Result<String> {
+    let view = the_run(place, run).await?;
+    let patch = place.patch(&view, fork, &[]).await?;
     Ok(String::from_utf8_lossy(&patch).into_owned())
 }
 
 /// Does it, and says what was done.
-async fn fulfil(yard: &Yard, global: &Global, run: &RunId, wish: Wish) -> Result<String> {
+async fn fulfil(place: &dyn Place, global: &Global, run: &RunId, wish: Wish) -> Result<String> {
     let command = async |command: Command| {
-        yard.engine.command(run, command, None).await.map_err(engine_error)?;
+        place.command(run, command).await?;
         // A run that nobody drives would not hear of it.
-        if is_idle(yard, run).await? {
-            leave_to_worker(yard, global, run).await?;
+        if is_idle(place, run).await? {
+            leave_to_worker(place, global, run).await?;
         }
         Ok::<(), CliError>(())
     };
     match wish {
         Wish::Message { to, text, interrupt } => {
-            let forks = send(yard, &Target { run: run.clone(), fork: to }, &text, interrupt).await?;
+            let forks = send(place, &Target { run: run.clone(), fork: to }, &text, interrupt).await?;
             let names: Vec<String> = forks.iter().map(ToString::to_string).collect();
             Ok(format!("Sent to fork {}; it is read before the next tool call.", names.join(", ")))
         }
@@ -195,7 +192,7 @@ async fn fulfil(yard: &Yard, global: &Global, run: &RunId, wish: Wish) -> Result
             Ok("Cancelling the run.".into())
         }
         Wish::Add(count) => {
-            add(yard, run, count, &Like::default()).await?;
+            place.add(run, count, &Like::default()).await?;
             Ok(if count == 1 { "One more fork.".into() } else { format!("{count} more forks.") })
         }
         // The loop's own.

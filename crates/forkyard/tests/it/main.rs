@@ -28,6 +28,7 @@ mod logs;
 mod message;
 mod observe;
 mod pause;
+mod remote;
 mod replay;
 mod resume;
 mod run;

@@ -11,7 +11,7 @@ use crate::commands::cleanup::duration;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::yard::Yard;
+use crate::place::Place;
 
 /// Run a command in a sandbox; its exit status becomes this program's.
 #[derive(Debug, Clone, Args)]
@@ -31,9 +31,9 @@ pub struct ExecArgs {
 }
 
 impl ExecArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         let timeout = self.timeout.as_deref().map(|t| duration("--timeout", t)).transpose()?;
-        let sandbox = attach(yard, &self.sandbox).await?;
+        let sandbox = attach(place, &self.sandbox).await?;
         let timeout = timeout.map(Millis::as_duration);
         let result = run_inside(&*sandbox, &self.command, self.cwd.clone(), timeout, out).await?;
         Ok(status(&result))

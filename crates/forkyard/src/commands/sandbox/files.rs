@@ -10,10 +10,10 @@ use super::{attach, said};
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
+use crate::place::Place;
 use crate::render::session::day;
 use crate::render::table::{left, right};
 use crate::render::{Cell, Table};
-use crate::yard::Yard;
 
 /// Bytes that are asked for at a time.
 const PIECE: u64 = 1 << 20;
@@ -29,26 +29,26 @@ pub struct CpArgs {
     pub to: String,
 }
 
-enum Place {
+enum End {
     Host(PathBuf),
     Inside(SandboxId, String),
 }
 
 /// `./a:b` is a file of the host; before a colon stands a sandbox otherwise.
-fn place(text: &str) -> Result<Place> {
+fn end(text: &str) -> Result<End> {
     match text.split_once(':') {
         Some((id, path)) if !id.contains(['/', '.']) => {
-            Ok(Place::Inside(SandboxId::new(id)?, path.to_string()))
+            Ok(End::Inside(SandboxId::new(id)?, path.to_string()))
         }
-        Some(_) | None => Ok(Place::Host(text.into())),
+        Some(_) | None => Ok(End::Host(text.into())),
     }
 }
 
 impl CpArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        match (place(&self.from)?, place(&self.to)?) {
-            (Place::Host(from), Place::Inside(id, path)) => {
-                let sandbox = attach(yard, &id).await?;
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+        match (end(&self.from)?, end(&self.to)?) {
+            (End::Host(from), End::Inside(id, path)) => {
+                let sandbox = attach(place, &id).await?;
                 let named = |e| CliError::usage(format!("{}: {e}", from.display()));
                 let mut file = tokio::fs::File::open(&from).await.map_err(named)?;
                 let meta = file.metadata().await?;
@@ -62,8 +62,8 @@ impl CpArgs {
                 let bytes = sandbox.write_file_from(&path, &mut file, Some(mode)).await?;
                 said(out, "cp", &id, &format!("{bytes} bytes to {id}:{path}"))
             }
-            (Place::Inside(id, path), Place::Host(to)) => {
-                let sandbox = attach(yard, &id).await?;
+            (End::Inside(id, path), End::Host(to)) => {
+                let sandbox = attach(place, &id).await?;
                 let to = match Path::new(&path).file_name() {
                     Some(name) if to.is_dir() => to.join(name),
                     Some(_) | None => to,
@@ -83,7 +83,7 @@ impl CpArgs {
                 file.flush().await?;
                 said(out, "cp", &id, &format!("{offset} bytes to {}", to.display()))
             }
-            (Place::Host(_), Place::Host(_)) | (Place::Inside(..), Place::Inside(..)) => {
+            (End::Host(_), End::Host(_)) | (End::Inside(..), End::Inside(..)) => {
                 Err(CliError::usage("one of the two has to be inside a sandbox")
                     .hint("write it as SANDBOX:PATH, such as s1:/workspace/a.txt"))
             }
@@ -113,8 +113,8 @@ pub struct LsArgs {
 }
 
 impl LsArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        let files = attach(yard, &self.sandbox).await?.list_files(&self.path).await?;
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+        let files = attach(place, &self.sandbox).await?.list_files(&self.path).await?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.files/1", "path": self.path, "files": files }))?;
             return Ok(Exit::Success);
@@ -154,8 +154,8 @@ pub struct CatArgs {
 }
 
 impl CatArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        let sandbox = attach(yard, &self.sandbox).await?;
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+        let sandbox = attach(place, &self.sandbox).await?;
         let mut offset = 0;
         loop {
             let piece = sandbox.read_file(&self.path, offset, PIECE).await?;

@@ -14,8 +14,9 @@ use crate::commands::run_options::volume;
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::output::Output;
+use crate::place::Place;
 use crate::settings::Flags;
-use crate::yard::{Yard, random_text};
+use crate::yard::random_text;
 
 /// How a sandbox is made. Values are checked with the settings that they override.
 #[derive(Debug, Clone, Default, Args)]
@@ -83,8 +84,8 @@ impl MakeOptions {
         }
     }
 
-    fn spec(&self, yard: &Yard) -> Result<SandboxSpec> {
-        let s = &yard.settings;
+    fn spec(&self, place: &dyn Place) -> Result<SandboxSpec> {
+        let s = place.settings();
         let root = match (&s.image, &s.snapshot) {
             (_, Some(id)) => Root::Snapshot(SnapshotId::new(id.clone())?),
             (Some(image), None) => Root::Image(image.clone()),
@@ -119,12 +120,12 @@ impl MakeOptions {
 
     async fn make(
         &self,
-        yard: &Yard,
+        place: &dyn Place,
         name: Option<SandboxId>,
     ) -> Result<(Arc<dyn Provider>, Arc<dyn Sandbox>)> {
-        let kind = yard.settings.provider;
-        let provider = yard.sandboxes.provider(kind)?.clone();
-        let spec = self.spec(yard)?;
+        let kind = place.settings().provider;
+        let provider = place.sandboxes().provider(kind)?.clone();
+        let spec = self.spec(place)?;
         let id = match name {
             Some(id) => id,
             None => new_id()?,
@@ -149,8 +150,8 @@ pub struct CreateArgs {
 }
 
 impl CreateArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        let (_, sandbox) = self.options.make(yard, self.name.clone()).await?;
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+        let (_, sandbox) = self.options.make(place, self.name.clone()).await?;
         if out.json {
             let info = sandbox.info().await?;
             out.json(&json!({ "schema": "forkyard.sandbox/1", "sandbox": info }))?;
@@ -178,9 +179,9 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         let timeout = self.timeout.as_deref().map(|t| duration("--timeout", t)).transpose()?;
-        let (provider, sandbox) = self.options.make(yard, None).await?;
+        let (provider, sandbox) = self.options.make(place, None).await?;
         let id = sandbox.id().clone();
         let result = run_inside(&*sandbox, &self.command, None, timeout.map(Millis::as_duration), out).await;
         if self.keep {
@@ -204,8 +205,8 @@ pub struct SnapshotArgs {
 }
 
 impl SnapshotArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        let sandbox = attach(yard, &self.sandbox).await?;
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+        let sandbox = attach(place, &self.sandbox).await?;
         let id = match &self.name {
             Some(id) => id.clone(),
             None => SnapshotId::new(format!("n{}", random_text(9)))?,
@@ -239,12 +240,12 @@ pub struct ForkArgs {
 }
 
 impl ForkArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        find(yard, &self.sandbox).await?;
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+        find(place, &self.sandbox).await?;
         let options = MakeOptions { lifetime: self.lifetime.clone(), ..MakeOptions::default() };
         let snapshot = SnapshotId::new(format!("n{}", random_text(9)))?;
         let made = (0..self.count).map(|_| new_id()).collect::<Result<Vec<_>>>()?;
-        yard.sandboxes.fork(&self.sandbox, &snapshot, &made, options.spec(yard)?).await?;
+        place.sandboxes().fork(&self.sandbox, &snapshot, &made, options.spec(place)?).await?;
         if out.json {
             out.json(
                 &json!({ "schema": "forkyard.sandbox_fork/1", "parent": self.sandbox, "sandboxes": made }),

@@ -18,8 +18,8 @@ use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::runs::{with_flags, with_yard};
-use crate::yard::Yard;
+use crate::place::Place;
+use crate::runs::{with_place, with_place_flags};
 
 /// Make and use sandboxes by hand.
 #[derive(Debug, Clone, Args)]
@@ -68,25 +68,25 @@ impl SandboxArgs {
             SandboxCommand::Run(a) => {
                 let mut flags = global.flags()?;
                 a.options.add_to(&mut flags);
-                with_flags(global, flags, async |yard| a.run(yard, out).await)
+                with_place_flags(global, flags, async |place| a.run(place, out).await)
             }
             SandboxCommand::Create(a) => {
                 let mut flags = global.flags()?;
                 a.options.add_to(&mut flags);
-                with_flags(global, flags, async |yard| a.run(yard, out).await)
+                with_place_flags(global, flags, async |place| a.run(place, out).await)
             }
-            SandboxCommand::List(a) => with_yard(global, async |yard| a.run(yard, out).await),
-            SandboxCommand::Exec(a) => with_yard(global, async |yard| a.run(yard, out).await),
-            SandboxCommand::Shell(a) => with_yard(global, async |yard| a.run(yard).await),
-            SandboxCommand::Cp(a) => with_yard(global, async |yard| a.run(yard, out).await),
-            SandboxCommand::Ls(a) => with_yard(global, async |yard| a.run(yard, out).await),
-            SandboxCommand::Cat(a) => with_yard(global, async |yard| a.run(yard, out).await),
-            SandboxCommand::Stats(a) => with_yard(global, async |yard| a.run(yard, out).await),
-            SandboxCommand::Health(a) => with_yard(global, async |yard| a.run(yard, out).await),
-            SandboxCommand::Snapshot(a) => with_yard(global, async |yard| a.run(yard, out).await),
-            SandboxCommand::Snapshots(a) => with_yard(global, async |yard| a.run(yard, out).await),
-            SandboxCommand::Fork(a) => with_yard(global, async |yard| a.run(yard, out).await),
-            SandboxCommand::Rm(a) => with_yard(global, async |yard| a.run(yard, out).await),
+            SandboxCommand::List(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Exec(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Shell(a) => with_place(global, async |place| a.run(place).await),
+            SandboxCommand::Cp(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Ls(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Cat(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Stats(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Health(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Snapshot(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Snapshots(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Fork(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Rm(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Start(a) => one(a, out, "start"),
             SandboxCommand::Stop(a) => one(a, out, "stop"),
             SandboxCommand::Pause(a) => one(a, out, "pause"),
@@ -96,9 +96,9 @@ impl SandboxArgs {
 }
 
 fn steer(global: &Global, args: &OneArgs, word: &str, out: &mut Output<'_>) -> Result<Exit> {
-    with_yard(global, async |yard| {
+    with_place(global, async |place| {
         let id = &args.sandbox;
-        let (provider, info) = find(yard, id).await?;
+        let (provider, info) = find(place, id).await?;
         match word {
             "start" => drop(provider.start(id, info.attempt).await?),
             "stop" => provider.stop(id).await?,
@@ -119,14 +119,14 @@ fn said(out: &mut Output<'_>, command: &str, id: &SandboxId, text: &str) -> Resu
 }
 
 /// Whoever has it.
-async fn find(yard: &Yard, id: &SandboxId) -> Result<(Arc<dyn Provider>, SandboxInfo)> {
-    yard.sandboxes.find(id).await.map_err(|e| match e.kind {
+async fn find(place: &dyn Place, id: &SandboxId) -> Result<(Arc<dyn Provider>, SandboxInfo)> {
+    place.sandboxes().find(id).await.map_err(|e| match e.kind {
         ErrorKind::NotFound => CliError { exit: Exit::Usage, ..e.into() },
         _ => e.into(),
     })
 }
 
-async fn attach(yard: &Yard, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
-    let (provider, info) = find(yard, id).await?;
+async fn attach(place: &dyn Place, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
+    let (provider, info) = find(place, id).await?;
     Ok(provider.attach(id, info.attempt).await?)
 }

@@ -12,7 +12,7 @@ use super::attach;
 use super::exec::status;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
-use crate::yard::Yard;
+use crate::place::Place;
 
 /// Open a shell in a sandbox, on a terminal of its own.
 #[derive(Debug, Clone, Args)]
@@ -29,12 +29,12 @@ pub struct ShellArgs {
 const KEYS: usize = 64;
 
 impl ShellArgs {
-    pub async fn run(&self, yard: &Yard) -> Result<Exit> {
+    pub async fn run(&self, place: &dyn Place) -> Result<Exit> {
         if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
             return Err(CliError::usage("a shell needs a terminal")
                 .hint("`forkyard sandbox exec` runs commands without one"));
         }
-        let sandbox = attach(yard, &self.sandbox).await?;
+        let sandbox = attach(place, &self.sandbox).await?;
         let command = if self.command.is_empty() {
             // Bash where the sandbox has one.
             vec![

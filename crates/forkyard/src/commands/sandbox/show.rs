@@ -8,18 +8,18 @@ use crate::commands::gc::size;
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::output::Output;
+use crate::place::Place;
 use crate::render::session::day;
 use crate::render::table::left;
 use crate::render::{Cell, Color, Table, plain};
-use crate::yard::Yard;
 
 /// List sandboxes, those of runs included.
 #[derive(Debug, Clone, Args)]
 pub struct ListArgs {}
 
 impl ListArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        let all = yard.sandboxes.list().await?;
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+        let all = place.sandboxes().list().await?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.sandboxes/1", "sandboxes": all }))?;
             return Ok(Exit::Success);
@@ -65,8 +65,8 @@ pub struct StatsArgs {
 }
 
 impl StatsArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        let sandbox = attach(yard, &self.sandbox).await?;
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+        let sandbox = attach(place, &self.sandbox).await?;
         let stats = sandbox.stats().await?;
         let info = sandbox.info().await?;
         if out.json {
@@ -104,8 +104,8 @@ pub struct HealthArgs {
 }
 
 impl HealthArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        let health = attach(yard, &self.sandbox).await?.health().await?;
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+        let health = attach(place, &self.sandbox).await?.health().await?;
         if out.json {
             out.json(
                 &json!({ "schema": "forkyard.health/1", "sandbox_id": self.sandbox, "health": health }),
@@ -127,9 +127,9 @@ pub struct RmArgs {
 }
 
 impl RmArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         for id in &self.sandboxes {
-            let (provider, _) = find(yard, id).await?;
+            let (provider, _) = find(place, id).await?;
             provider.destroy(id).await?;
             if !out.json {
                 out.line(&format!("{id} is gone."))?;

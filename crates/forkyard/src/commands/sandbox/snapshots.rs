@@ -7,10 +7,10 @@ use crate::commands::gc::size;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
+use crate::place::Place;
 use crate::render::session::day;
 use crate::render::table::left;
 use crate::render::{Cell, Table};
-use crate::yard::Yard;
 
 /// List snapshots, those of runs included, or remove some.
 #[derive(Debug, Clone, Args)]
@@ -21,11 +21,8 @@ pub struct SnapshotsArgs {
 }
 
 impl SnapshotsArgs {
-    pub async fn run(&self, yard: &Yard, out: &mut Output<'_>) -> Result<Exit> {
-        let mut all: Vec<SnapshotInfo> = Vec::new();
-        for provider in yard.providers.values() {
-            all.extend(provider.snapshots().await?);
-        }
+    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+        let all = place.sandboxes().snapshots().await?;
         if self.remove.is_empty() {
             return list(all, out);
         }
@@ -34,9 +31,7 @@ impl SnapshotsArgs {
                 return Err(CliError::usage(format!("there is no snapshot {id}"))
                     .hint("`forkyard sandbox snapshots` shows those that there are"));
             };
-            if let Some(provider) = yard.providers.get(&found.provider) {
-                provider.remove_snapshot(id).await?;
-            }
+            place.sandboxes().provider(found.provider)?.remove_snapshot(id).await?;
             if !out.json {
                 out.line(&format!("{id} is gone."))?;
             }
@@ -48,8 +43,7 @@ impl SnapshotsArgs {
     }
 }
 
-fn list(mut all: Vec<SnapshotInfo>, out: &mut Output<'_>) -> Result<Exit> {
-    all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+fn list(all: Vec<SnapshotInfo>, out: &mut Output<'_>) -> Result<Exit> {
     if out.json {
         out.json(&json!({ "schema": "forkyard.snapshots/1", "snapshots": all }))?;
         return Ok(Exit::Success);
