@@ -27,7 +27,8 @@ const PACE: Duration = Duration::from_millis(200);
 
 fn engine(store: Arc<dyn Store>, folder: &Path, owner: &str) -> Embedded {
     let folder = folder.to_path_buf();
-    let activities = FileActivities { folder, store: store.clone(), turns: TURNS, pace: PACE };
+    let host = test_support::sim::files::host();
+    let activities = FileActivities { host, folder, store: store.clone(), turns: TURNS, pace: PACE };
     let config = EmbeddedConfig::new(HostId::new("files").expect("a valid id"), owner);
     Embedded::new(store, Arc::new(activities), Arc::new(|_| ModelKnown::Priced), Clock::system(), config)
 }

@@ -5,9 +5,11 @@
 //! - [`cleanup`] is the workflow that looks for orphans on every host.
 //! - [`hand`] performs activities on a host, and records what led to them first.
 //! - [`courier`] carries the store's news to the workflows; [`worker`] is a process that does all of it.
+//! - [`codec`] encrypts what Temporal keeps.
 //! - [`service`] is the connection; [`engine`] is what the CLI and the API submit to.
 
 pub mod cleanup;
+pub mod codec;
 pub mod courier;
 pub mod engine;
 pub mod fork;

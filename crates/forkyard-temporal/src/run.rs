@@ -131,8 +131,9 @@ pub fn check_logic(logic: u32) -> Result<(), WorkflowTermination> {
     Ok(())
 }
 
-fn cost(run: &Run) -> Usd {
-    run.results().filter_map(|r| r.report.as_ref()).fold(Usd::ZERO, |sum, r| sum + r.cost)
+fn cost(run: &Run) -> f64 {
+    let sum = run.results().filter_map(|r| r.report.as_ref()).fold(Usd::ZERO, |sum, r| sum + r.cost);
+    sum.as_dollars()
 }
 
 fn results(run: &Run) -> RunResults {
@@ -142,7 +143,7 @@ fn results(run: &Run) -> RunResults {
             fork_num: r.fork,
             status: r.outcome,
             verified: r.verified(),
-            cost_usd: report.cost,
+            cost_usd: report.cost.as_dollars(),
             input_tokens: report.tokens.input,
             output_tokens: report.tokens.output,
             duration_seconds: r.driven.0 / 1000,
@@ -339,7 +340,8 @@ impl<'a> Driver<'a> {
             counted: spec.budget.run.is_some() || spec.budget.fork.is_some(),
             plan,
         };
-        let prompt: String = start.plan.spec.prompt.chars().take(SUMMARY_CHARS).collect();
+        let prompt = if self.start.sealed { "" } else { &start.plan.spec.prompt };
+        let prompt: String = prompt.chars().take(SUMMARY_CHARS).collect();
         let options = ChildWorkflowOptions::builder()
             .workflow_id(fork_workflow_id(&self.start.run, fork))
             // The run tells its forks when to stop.

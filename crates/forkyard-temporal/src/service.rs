@@ -15,6 +15,7 @@ use temporalio_client::{
     WorkflowSignalOptions, WorkflowStartOptions,
 };
 use temporalio_common::MemoValues;
+use temporalio_common::data_converters::{DataConverter, DefaultFailureConverter, PayloadConverter};
 use temporalio_common::protos::temporal::api::enums::v1::{IndexedValueType, TaskQueueType};
 use temporalio_common::protos::temporal::api::operatorservice::v1::{
     AddSearchAttributesRequest, ListSearchAttributesRequest,
@@ -24,6 +25,7 @@ use temporalio_common::protos::temporal::api::workflowservice::v1::DescribeTaskQ
 use tonic::IntoRequest;
 
 use crate::cleanup::{CleanupFlow, CleanupStart, cleanup_workflow_id};
+use crate::codec::Sealed;
 use crate::fork::ForkFlow;
 use crate::run::RunFlow;
 use crate::search;
@@ -49,6 +51,8 @@ pub struct ServiceConfig {
     /// PEM of the authority that the service's certificate is from; None: those that the system trusts.
     pub tls_ca: Option<Vec<u8>>,
     pub api_key: Option<String>,
+    /// 64 hexadecimal digits: what Temporal keeps is encrypted with it.
+    pub payload_key: Option<String>,
     /// Shown to other users of the service.
     pub identity: String,
     pub pace: Pace,
@@ -82,6 +86,7 @@ pub struct Service {
     task_queue: String,
     pace: Pace,
     searchable: bool,
+    sealed: bool,
 }
 
 /// The URL that is connected to, and whether it is encrypted.
@@ -131,6 +136,15 @@ fn target(config: &ServiceConfig) -> Result<Url, ServiceError> {
 impl Service {
     pub async fn connect(config: &ServiceConfig) -> Result<Service, ServiceError> {
         let url = target(config)?;
+        let converter = match &config.payload_key {
+            Some(key) => {
+                let sealed = Sealed::from_hex(key).map_err(|fix| {
+                    ServiceError::Invalid(format!("temporal.payload_key can't be used; {fix}"))
+                })?;
+                DataConverter::new(PayloadConverter::default(), DefaultFailureConverter::default(), sealed)
+            }
+            None => DataConverter::default(),
+        };
         let encrypted = url.scheme() == "https";
         let client_tls = match (&config.tls_cert, &config.tls_key) {
             (Some(cert), Some(key)) => Some(
@@ -165,14 +179,15 @@ impl Service {
             Ok(Err(e)) => return Err(unreachable(crate::wheel::said(&e))),
             Ok(Ok(connection)) => connection,
         };
-        let client = Client::new(connection, ClientOptions::new(config.namespace.clone()).build())
-            .map_err(|e| ServiceError::Invalid(e.to_string()))?;
+        let options = ClientOptions::new(config.namespace.clone()).data_converter(converter).build();
+        let client = Client::new(connection, options).map_err(|e| ServiceError::Invalid(e.to_string()))?;
         let mut service = Service {
             client,
             address: config.address.clone(),
             task_queue: config.task_queue.clone(),
             pace: config.pace,
             searchable: false,
+            sealed: config.payload_key.is_some(),
         };
         service.searchable = service.known_attributes(&config.namespace).await;
         Ok(service)
@@ -227,6 +242,7 @@ impl Service {
             store: store.identity().await?,
             pace: self.pace,
             searchable: self.searchable,
+            sealed: self.sealed,
         };
         self.start_workflow(&state, start).await
     }
@@ -239,7 +255,8 @@ impl Service {
         let mut memo = MemoValues::new();
         memo.insert("repo", forkyard_engine::git::shown_url(&view.repo));
         memo.insert("forks", view.progress.total_forks);
-        let prompt: String = view.prompt.chars().take(SUMMARY_CHARS).collect();
+        let prompt = if self.sealed { "" } else { &view.prompt };
+        let prompt: String = prompt.chars().take(SUMMARY_CHARS).collect();
         let id = run_workflow_id(&view.id);
         let options = WorkflowStartOptions::new(self.task_queue.clone(), id)
             .id_reuse_policy(WorkflowIdReusePolicy::RejectDuplicate)

@@ -7,7 +7,7 @@ use forkyard_core::run::Command;
 use forkyard_core::spec::RunSpec;
 use forkyard_core::task::{Task, TaskResult, Wish};
 use forkyard_core::view::{ForkOutcome, Progress, RunOutcome, View};
-use forkyard_core::{Attempt, ForkNum, HostId, Millis, RunId, Timestamp, Usd};
+use forkyard_core::{Attempt, ForkNum, HostId, Millis, RunId, Timestamp};
 use forkyard_store::{CommandId, LeaseToken, NewEvent};
 use serde::{Deserialize, Serialize};
 
@@ -62,6 +62,9 @@ pub struct RunStart {
     /// The service knows our search attributes.
     #[serde(default)]
     pub searchable: bool,
+    /// Payloads are encrypted: prompts stay out of what is not.
+    #[serde(default)]
+    pub sealed: bool,
 }
 
 /// The input of a fork's workflow.
@@ -96,7 +99,7 @@ pub struct RunResults {
     pub total_forks: u32,
     pub successful: u32,
     pub failed: u32,
-    pub total_cost_usd: Usd,
+    pub total_cost_usd: f64,
     pub results: Vec<ForkSummary>,
 }
 
@@ -106,7 +109,7 @@ pub struct ForkSummary {
     pub fork_num: ForkNum,
     pub status: ForkOutcome,
     pub verified: bool,
-    pub cost_usd: Usd,
+    pub cost_usd: f64,
     pub input_tokens: u64,
     pub output_tokens: u64,
     pub duration_seconds: u64,
@@ -119,7 +122,7 @@ pub struct RunProgress {
     #[serde(flatten)]
     pub progress: Progress,
     pub status: String,
-    pub total_cost_usd: Usd,
+    pub total_cost_usd: f64,
     pub paused: bool,
     pub cancelled: bool,
 }

@@ -52,6 +52,7 @@ fn config(s: &Settings, owner: &str) -> Result<ServiceConfig> {
         tls_key: read("temporal.tls_key", &s.temporal_tls_key)?,
         tls_ca: read("temporal.tls_ca", &s.temporal_tls_ca)?,
         api_key: s.temporal_api_key.as_ref().map(|k| k.expose().to_string()),
+        payload_key: s.temporal_payload_key.as_ref().map(|k| k.expose().to_string()),
         identity: format!("forkyard/{owner}"),
         pace: Pace { lost_after: s.heartbeat_timeout, host_lost_after: s.heartbeat_timeout, grace: GRACE },
     })

@@ -11,7 +11,7 @@ use forkyard_core::spec::ModelKnown;
 use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
 use forkyard_store::{ProcessKind, Store};
-use test_support::sim::files::FileActivities;
+use test_support::sim::files::{self, FileActivities};
 use tokio_util::sync::CancellationToken;
 
 const PLAN: &str = "FORKYARD_ENGINE_TEST_PLAN";
@@ -39,7 +39,8 @@ impl Plan {
     /// An engine with short leases: takeovers are what is tested, not waiting for them.
     pub fn engine(&self, store: Arc<dyn Store>, owner: &str) -> Embedded {
         let folder = self.folder.clone();
-        let activities = FileActivities { folder, store: store.clone(), turns: self.turns, pace: self.pace };
+        let (store, turns, pace) = (store, self.turns, self.pace);
+        let activities = FileActivities { host: files::host(), folder, store: store.clone(), turns, pace };
         let mut config = EmbeddedConfig::new(HostId::new("files").unwrap(), owner);
         config.lease_ttl = Duration::from_millis(1000);
         config.renew_every = Duration::from_millis(250);

@@ -65,7 +65,13 @@ impl Plan {
 
     fn activities(&self, store: Arc<dyn Store>) -> Arc<FileActivities> {
         let folder = self.folder.clone();
-        Arc::new(FileActivities { folder, store, turns: 3, pace: Duration::from_millis(50) })
+        Arc::new(FileActivities {
+            host: self.host.clone(),
+            folder,
+            store,
+            turns: 3,
+            pace: Duration::from_millis(50),
+        })
     }
 
     pub async fn engine(&self, store: Arc<dyn Store>) -> TemporalEngine {

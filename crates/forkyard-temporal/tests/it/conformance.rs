@@ -33,8 +33,14 @@ impl Rig for OnTemporal {
 }
 
 pub async fn rig() -> Option<OnTemporal> {
+    rig_on(None).await
+}
+
+/// On a store of one's own, or on SQLite.
+pub async fn rig_on(url: Option<String>) -> Option<OnTemporal> {
     let server = tokio::task::spawn_blocking(Temporal::start).await.unwrap()?;
-    let plan = Plan::new(server.address());
+    let mut plan = Plan::new(server.address());
+    plan.url = url.unwrap_or(plan.url);
     let store = forkyard_store::open(&plan.url).await.unwrap();
     let engine = Arc::new(plan.engine(store.clone()).await);
     Some(OnTemporal { server, plan, store, engine })

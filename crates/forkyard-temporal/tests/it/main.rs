@@ -2,5 +2,6 @@
 
 mod child;
 mod conformance;
+mod hosts;
 mod kills;
 mod replay;

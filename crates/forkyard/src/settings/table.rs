@@ -226,6 +226,8 @@ settings! {
     temporal_tls_ca: Option<PathBuf> = "temporal.tls_ca" { env: &[var("TEMPORAL_TLS_CA")] }
     /// Key for Temporal Cloud, or another service that asks for one. Sent over TLS alone.
     temporal_api_key: Option<Secret> = "temporal.api_key" { env: &[var("TEMPORAL_API_KEY")] }
+    /// 64 hexadecimal digits (`openssl rand -hex 32`): what Temporal keeps is encrypted with it. The same for all workers and clients.
+    temporal_payload_key: Option<Secret> = "temporal.payload_key" { env: &[var("TEMPORAL_PAYLOAD_KEY")] }
 
     /// Serve Prometheus metrics, where runs are driven: by `serve` and `worker`, on loopback.
     metrics: bool = "metrics.enabled" { default: Some("true"), env: &[negated("DISABLE_METRICS")] }

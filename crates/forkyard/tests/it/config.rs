@@ -42,7 +42,7 @@ fn json_has_typed_values_and_no_secret() {
 fn one_key_one_table_and_a_wrong_one() {
     let w = World::new();
     assert_eq!(w.run(&["config", "run.forks"]).stdout, "Key        Value  From\nrun.forks  1      default\n");
-    assert_eq!(w.run(&["config", "temporal"]).stdout.lines().count(), 8);
+    assert_eq!(w.run(&["config", "temporal"]).stdout.lines().count(), 9);
     let ran = w.run(&["config", "run.frks"]);
     assert_eq!(
         (ran.code, ran.stderr.as_str()),

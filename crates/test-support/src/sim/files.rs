@@ -29,6 +29,7 @@ const WORST: Usd = Usd(100);
 const AGAIN: Duration = Duration::from_millis(50);
 
 pub struct FileActivities {
+    pub host: HostId,
     pub folder: PathBuf,
     pub store: Arc<dyn Store>,
     pub turns: usize,
@@ -284,7 +285,12 @@ impl Activities for FileActivities {
             Task::PrepareBase { sandbox } => {
                 self.create(&job.run, sandbox)?;
                 let snapshot = SnapshotId::new(format!("{}base", job.run)).expect("a valid id");
-                Ok(Output::Base(Base { commit: "c0".into(), branch: "main".into(), snapshot, host: host() }))
+                Ok(Output::Base(Base {
+                    commit: "c0".into(),
+                    branch: "main".into(),
+                    snapshot,
+                    host: self.host.clone(),
+                }))
             }
             Task::VerifyBase { sandbox, .. } => {
                 self.create(&job.run, sandbox)?;
@@ -293,7 +299,7 @@ impl Activities for FileActivities {
             Task::CheckBudget => Ok(Output::BudgetOk),
             Task::CreateSandbox { sandbox, .. } => {
                 self.create(&job.run, sandbox)?;
-                Ok(Output::Created { host: host() })
+                Ok(Output::Created { host: self.host.clone() })
             }
             Task::HealthCheck { sandbox } => match self.path(sandbox).join("attempt").exists() {
                 true => Ok(Output::Healthy),
