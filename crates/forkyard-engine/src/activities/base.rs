@@ -92,9 +92,8 @@ impl Hands {
         snapshot: &SnapshotId,
         checkout: &Checkout,
     ) -> Result<(), TaskError> {
+        self.clear(job, id).await?;
         let provider = self.provider(job)?;
-        // What an interrupted try left is of unknown completeness.
-        provider.destroy(id).await.map_err(sandbox_error)?;
         let (root, frozen) = match start {
             Start::Root(root) => (root.clone(), None),
             Start::Parent(parent) => {

@@ -1,11 +1,13 @@
 //! Work brought home: out of the sandbox as files and a pack of commits, into git as checked objects.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use forkyard_core::task::{Base, Collected, Output, TaskError, TaskResult};
 use forkyard_core::view::DiffStat;
 use forkyard_core::{ForkNum, RunId, SandboxId};
 use forkyard_sandbox::{ErrorKind, ExecRequest, GitExport, GlobRequest, Sandbox};
-use std::sync::Arc;
-use std::time::Duration;
+use sha2::{Digest, Sha256};
 
 use super::verify::globs;
 use super::{Hands, Job, git_error, now, sandbox_error, store_error, tail};
@@ -16,6 +18,10 @@ const MAX_CAPTURED_BYTES: u64 = 16 << 20;
 const MAX_CAPTURED: usize = 200;
 /// Edited tests that are named; whoever edits more has made the point.
 const MAX_NAMED_TESTS: usize = 50;
+/// Of a path in a blob's name; a longer one is there by its hash.
+const MAX_KEY_PATH: usize = 256;
+/// Before each try to reach the sandbox that holds the work: what is away for a moment is not gone.
+const ATTACH_PAUSES: [Duration; 3] = [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(4)];
 
 /// What git inside may take to say what was committed.
 const HEAD_LIMIT: Duration = Duration::from_secs(5);
@@ -93,11 +99,14 @@ impl Hands {
         base: &Base,
     ) -> Result<(Arc<dyn Sandbox>, bool), TaskError> {
         let provider = self.provider(job)?;
-        match provider.attach(id, job.attempt).await {
-            Ok(sandbox) => return Ok((sandbox, false)),
-            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Unavailable | ErrorKind::Timeout) => {
+        for pause in ATTACH_PAUSES {
+            tokio::time::sleep(pause).await;
+            match provider.attach(id, job.attempt).await {
+                Ok(sandbox) => return Ok((sandbox, false)),
+                Err(e) if e.kind == ErrorKind::NotFound => break,
+                Err(e) if matches!(e.kind, ErrorKind::Unavailable | ErrorKind::Timeout) => {}
+                Err(e) => return Err(sandbox_error(e)),
             }
-            Err(e) => return Err(sandbox_error(e)),
         }
         provider.destroy(id).await.map_err(sandbox_error)?;
         Ok((self.create_work(job, id, base).await?, true))
@@ -170,7 +179,11 @@ async fn commits_inside(
 
 /// The blob of a captured file. It goes with its run.
 pub fn captured_key(run: &RunId, fork: ForkNum, path: &str) -> String {
-    format!("{run}/captured/{fork}/{path}")
+    if path.len() <= MAX_KEY_PATH {
+        return format!("{run}/captured/{fork}/{path}");
+    }
+    let hash: String = Sha256::digest(path).iter().map(|b| format!("{b:02x}")).collect();
+    format!("{run}/captured/{fork}/sha256:{hash}")
 }
 
 /// Editing what judges the work is pointed out to whoever chooses. A new test judges nothing but itself, and what is protected

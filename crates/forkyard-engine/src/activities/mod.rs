@@ -188,6 +188,15 @@ impl Hands {
         }
     }
 
+    /// Removes what an interrupted try left, which is of unknown completeness; never what a newer attempt has made.
+    async fn clear(&self, job: &Job, id: &SandboxId) -> Result<(), TaskError> {
+        let provider = self.provider(job)?;
+        match provider.attach(id, job.attempt).await {
+            Err(e) if e.kind == ErrorKind::Stale => Err(sandbox_error(e)),
+            Ok(_) | Err(_) => provider.destroy(id).await.map_err(sandbox_error),
+        }
+    }
+
     async fn destroy_sandbox(&self, job: &Job, sandbox: &SandboxId) -> TaskResult {
         let provider = self.provider(job)?;
         provider.destroy(sandbox).await.map_err(sandbox_error)?;

@@ -53,10 +53,9 @@ impl Hands {
         id: &SandboxId,
         base: &Base,
     ) -> Result<std::sync::Arc<dyn Sandbox>, TaskError> {
-        let provider = self.provider(job)?;
-        provider.destroy(id).await.map_err(sandbox_error)?;
+        self.clear(job, id).await?;
         let spec = self.sandbox_spec(job, Root::Snapshot(self.base_here(job, base).await?), Role::Verify);
-        provider.create(id, job.attempt, &spec).await.map_err(sandbox_error)
+        self.provider(job)?.create(id, job.attempt, &spec).await.map_err(sandbox_error)
     }
 
     /// The files of the result over those of the base.

@@ -24,7 +24,10 @@ pub fn run() -> ExitCode {
     let Some((ask, fds)) = receive::<RestackAsk>(socket.as_fd(), &mut buffer) else {
         return ExitCode::FAILURE;
     };
-    let Ok([user, mount, root]) = <[OwnedFd; 3]>::try_from(fds) else { return ExitCode::FAILURE };
+    // The last two are only held: whoever asked may be killed, and the sandbox must stay quiet and locked until this is done.
+    let Ok([user, mount, root, _quiet, _lock]) = <[OwnedFd; 5]>::try_from(fds) else {
+        return ExitCode::FAILURE;
+    };
     let outcome = match restack(&ask, user.as_fd(), mount.as_fd(), root) {
         Ok(()) => WorkResult::Done { bytes: 0, entries: 0 },
         Err(Failure { step, errno }) => WorkResult::Failed { step, errno },

@@ -485,7 +485,7 @@ impl Inner {
         let mut egress = None;
         if network.network.mode != NetworkMode::None && self.egress.is_some() {
             let ask = Op::Descriptors { what: Descriptors::Proxy };
-            let (_, mut sockets) = Line::open(&id, &dir, attempt).await?.ask(ask, Vec::new()).await?;
+            let mut sockets = Line::open(&id, &dir, attempt).await?.ask(ask, Vec::new()).await?;
             let socket = sockets.pop();
             egress = self.serve(&id, &network, socket)?;
         }

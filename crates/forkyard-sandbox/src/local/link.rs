@@ -1,9 +1,10 @@
 //! Reaching a sandbox's guest and its process from any process of the owner.
 
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forkyard_core::{Attempt, SandboxId};
@@ -16,10 +17,13 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::fd;
 use super::state::Meta;
 use super::zygote::unavailable;
+use crate::guest_client::Quiet;
 use crate::{ErrorKind, Result, SandboxError};
 
 /// A guest answers at once or is not there.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// Until what is being written is written.
+const QUIET_WITHIN: Duration = Duration::from_secs(120);
 /// Until the kernel has ended every process of a sandbox.
 const END_WITHIN: Duration = Duration::from_secs(30);
 
@@ -96,30 +100,48 @@ pub async fn shut_down_unknown(dir: &Path) {
 /// A connection of its own for what goes with descriptors, one question at a time.
 pub struct Line {
     id: SandboxId,
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
+}
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
 }
 
 impl Line {
     pub async fn open(id: &SandboxId, dir: &Path, attempt: Attempt) -> Result<Line> {
         let stream = connect(id, dir)?;
-        stream.set_read_timeout(Some(ANSWER_WITHIN)).map_err(unavailable)?;
-        let line = Line { id: id.clone(), stream };
+        let line = Line { id: id.clone(), stream: Arc::new(stream) };
         let hello = Op::Hello { version: VERSION, attempt: attempt.0, token: None };
-        Ok(line.ask(hello, Vec::new()).await?.0)
+        line.ask(hello, Vec::new()).await?;
+        Ok(line)
+    }
+
+    /// Nothing starts and nothing is written until `Thaw`, or until every holder of this line has closed it.
+    pub async fn quiesce(&self) -> Result<Quiet> {
+        match self.exchange(Op::Quiesce, Vec::new(), QUIET_WITHIN).await?.0 {
+            Answer::Quiet { busy, layer } => Ok(Quiet { busy, layer }),
+            _ => Err(unavailable(format!("sandbox {} does not answer as it should", self.id))),
+        }
     }
 
     /// The descriptors that come with the answer.
-    pub async fn ask(self, op: Op, fds: Vec<OwnedFd>) -> Result<(Line, Vec<OwnedFd>)> {
-        let id = self.id.clone();
-        let ask = move || -> std::io::Result<(Line, Vec<OwnedFd>)> {
+    pub async fn ask(&self, op: Op, fds: Vec<OwnedFd>) -> Result<Vec<OwnedFd>> {
+        Ok(self.exchange(op, fds, ANSWER_WITHIN).await?.1)
+    }
+
+    async fn exchange(&self, op: Op, fds: Vec<OwnedFd>, within: Duration) -> Result<(Answer, Vec<OwnedFd>)> {
+        let (id, stream) = (self.id.clone(), Arc::clone(&self.stream));
+        let ask = move || -> std::io::Result<(Answer, Vec<OwnedFd>)> {
             let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
-            fd::send(self.stream.as_fd(), &encode(&Request { seq: 1, op }, &[]), &borrowed)?;
+            stream.set_read_timeout(Some(within))?;
+            fd::send(stream.as_fd(), &encode(&Request { seq: 1, op }, &[]), &borrowed)?;
             // They come with the first bytes of the answer, and nothing else is under way.
-            let (frame, fds) = fd::receive(self.stream.as_fd())?;
+            let (frame, fds) = fd::receive(stream.as_fd())?;
             let (length, head) = prefix(&frame)?;
             let reply = frame.get(PREFIX..PREFIX + head).filter(|_| frame.len() == PREFIX + length);
-            expect(serde_json::from_slice(reply.unwrap_or_default())?)?;
-            Ok((self, fds))
+            Ok((expect(serde_json::from_slice(reply.unwrap_or_default())?)?, fds))
         };
         tokio::task::spawn_blocking(ask)
             .await
@@ -134,9 +156,9 @@ fn prefix(frame: &[u8]) -> std::io::Result<(usize, usize)> {
     decode_prefix(bytes, MAX_FRAME_TO_HOST).map_err(std::io::Error::other)
 }
 
-fn expect(reply: Reply) -> std::io::Result<()> {
+fn expect(reply: Reply) -> std::io::Result<Answer> {
     match reply.answer {
         Answer::Error { message, .. } => Err(std::io::Error::other(message)),
-        _ => Ok(()),
+        answer => Ok(answer),
     }
 }

@@ -14,7 +14,7 @@ use super::Inner;
 use super::image::ImageConfig;
 use super::link::Line;
 use super::sandbox::LocalSandbox;
-use super::state::{self, Meta, Sealing, SnapshotMeta};
+use super::state::{self, Lock, Meta, Sealing, SnapshotMeta};
 use super::zygote::{restack, unavailable};
 use crate::guest_client::GuestClient;
 use crate::{ErrorKind, Labels, ProviderKind, Result, Sandbox, SandboxError, SnapshotInfo, SnapshotMode};
@@ -103,21 +103,22 @@ impl Inner {
         id: &SnapshotId,
         labels: Labels,
     ) -> Result<SnapshotInfo> {
-        let _lock = self.state.lock(sandbox.as_str()).await?;
+        let lock = self.state.lock(sandbox.as_str()).await?;
         let _snapshot = self.state.lock(&format!("snapshot.{id}")).await?;
         if let Some(known) = self.state.load_snapshot(id)? {
             return Ok(known.info);
         }
         let mut meta = self.meta(sandbox)?;
-        let quiet = guest.quiesce().await?;
-        // From here on every way out thaws.
+        // Whoever knows the newest attempt may do this; the guest refuses all others. The quiet lasts as long as this line.
+        let line = Line::open(sandbox, &self.state.sandbox(sandbox), attempt).await?;
+        let quiet = line.quiesce().await?;
         let taken = async {
             if let Some(number) = quiet.layer.as_deref().and_then(|layer| layer.parse().ok()) {
                 self.settle_seal(&mut meta, Some(number))?;
             }
             if !quiet.busy
                 && !meta.disk
-                && let Ok(layers) = self.seal(&mut meta, attempt).await
+                && let Ok(layers) = self.seal(&mut meta, &line, &lock).await
             {
                 return Ok((layers, SnapshotMode::Sealed));
             }
@@ -127,7 +128,7 @@ impl Inner {
         };
         let taken: Result<_> = taken.await;
         if !matches!(taken, Ok((_, SnapshotMode::Sealed))) {
-            guest.thaw().await?;
+            line.ask(Op::Thaw, Vec::new()).await?;
         }
         let (layers, mode) = taken?;
         let info = SnapshotInfo {
@@ -169,13 +170,11 @@ impl Inner {
 
     /// The live layer of a quiet sandbox becomes a sealed one below a new live one; the sandbox goes on there. Returns the
     /// layers of the snapshot.
-    async fn seal(self: &Arc<Self>, meta: &mut Meta, attempt: Attempt) -> Result<Vec<String>> {
+    async fn seal(self: &Arc<Self>, meta: &mut Meta, line: &Line, lock: &Lock) -> Result<Vec<String>> {
         let dir = self.state.sandbox(&meta.id);
         let user = format!("sandbox.{}", meta.id);
-        // Whoever knows the newest attempt may do this; the guest refuses all others.
-        let line = Line::open(&meta.id, &dir, attempt).await?;
         let ask = Op::Descriptors { what: Descriptors::Namespaces };
-        let (line, namespaces) = line.ask(ask, Vec::new()).await?;
+        let namespaces = line.ask(ask, Vec::new()).await?;
         let before = meta.clone();
         meta.upper += 1;
         for part in ["up", "work"] {
@@ -203,7 +202,8 @@ impl Inner {
             let mounts = meta.binds.iter().chain(volumes).cloned().collect();
             let ask = RestackAsk { become_id: self.state.owner, mounts };
             let mut descriptors: Vec<_> = namespaces.iter().map(|fd| fd.as_fd()).collect();
-            descriptors.push(root.as_fd());
+            // What swaps the root may outlive this process: until its end the sandbox stays quiet and nobody else touches it.
+            descriptors.extend([root.as_fd(), line.as_fd(), lock.as_fd()]);
             restack(&ask, &descriptors).await?;
             meta.skeleton.clone_from(&self.skeleton);
             Ok(OwnedFd::from(upper))
@@ -293,7 +293,7 @@ impl Inner {
         let (mut from, mut fds) = (Some(format!("sandboxes/{}/up{}", meta.id, meta.upper)), Vec::new());
         if meta.disk {
             let line = Line::open(&meta.id, &self.state.sandbox(&meta.id), attempt).await?;
-            (from, fds) = (None, line.ask(Op::Descriptors { what: Descriptors::Upper }, Vec::new()).await?.1);
+            (from, fds) = (None, line.ask(Op::Descriptors { what: Descriptors::Upper }, Vec::new()).await?);
         }
         let layer = self.new_layer(&user)?;
         let freeze = busy && !meta.paused;

@@ -15,7 +15,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -173,7 +173,7 @@ impl State {
                 .map_err(|e| io_error(&path, &e.into()))?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 // Whoever held it before may have removed it: only the file that the name leads to counts.
-                Ok(()) if same_file(&file, &path) => return Ok(Some(Lock { path, _file: file })),
+                Ok(()) if same_file(&file, &path) => return Ok(Some(Lock { path, file })),
                 Ok(()) => {}
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 Err(e) => return Err(io_error(&path, &e.into())),
@@ -249,7 +249,14 @@ impl State {
 
 pub struct Lock {
     path: PathBuf,
-    _file: OwnedFd,
+    file: OwnedFd,
+}
+
+impl AsFd for Lock {
+    /// Whoever has a copy of it holds the lock too, beyond the life of this process.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
 }
 
 impl Drop for Lock {

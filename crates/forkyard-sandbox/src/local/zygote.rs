@@ -183,7 +183,8 @@ impl Zygote {
     }
 }
 
-/// Puts a new root under a quiet sandbox, from whichever process. `descriptors`: its user and mount namespace, the root.
+/// Puts a new root under a quiet sandbox, from whichever process. `descriptors`: its user and mount namespace, the root, and what
+/// is held until it is done: the line that keeps the sandbox quiet and its lock.
 pub async fn restack(ask: &RestackAsk, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
     let (text, _) = ask_once("restack", ask, descriptors).await?;
     match serde_json::from_slice(&text) {

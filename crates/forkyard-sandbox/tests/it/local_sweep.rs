@@ -1,5 +1,6 @@
 //! Nothing of a local sandbox outlives its cleanup, however its owner ended.
 
+use std::collections::BTreeSet;
 use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -27,11 +28,12 @@ async fn a_busy_owner() {
     let (Ok(prefix), Some(state)) = (std::env::var("OWNER_PREFIX"), std::env::var_os("OWNER_STATE")) else {
         return;
     };
-    println!("made");
+    println!("up");
     let provider = open(Path::new(&state));
     for i in 0.. {
         let parent = id(&format!("{prefix}p{i}"));
         let sandbox = provider.create(&parent, Attempt(1), &offline(Root::Default)).await.unwrap();
+        println!("made {parent}");
         let call = CallId::new("call").unwrap();
         let exec = ExecRequest::shell("echo up; (setsid sleep 7654321 &) ; sleep 7654321").call(call);
         let mut running = sandbox.exec(exec).await.unwrap();
@@ -40,6 +42,7 @@ async fn a_busy_owner() {
         sandbox.snapshot(&snapshot, &Labels::new()).await.unwrap();
         let child = id(&format!("{prefix}c{i}"));
         let made = provider.create(&child, Attempt(1), &offline(Root::Snapshot(snapshot))).await.unwrap();
+        println!("made {child}");
         sh(&made, "echo x > file").await;
         made.snapshot(&SnapshotId::new(format!("{prefix}t{i}")).unwrap(), &Labels::new()).await.unwrap();
         if i % 2 == 0 {
@@ -109,19 +112,27 @@ async fn cycles_of_kills_leave_nothing() {
             .spawn()
             .unwrap();
         let mut lines = std::io::BufReader::new(owner.stdout.as_mut().unwrap()).lines();
-        assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "made"));
+        assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "up"));
         // At another moment each time, from before the first sandbox to after the second.
         tokio::time::sleep(Duration::from_micros(u64::from(round) * 7919 % 80_000)).await;
         owner.kill().unwrap();
+        let promised: BTreeSet<String> = lines
+            .map_while(Result::ok)
+            .filter_map(|line| line.strip_prefix("made ").map(String::from))
+            .collect();
         owner.wait().unwrap();
         // As `forkyard cleanup` does, from two processes' providers at once.
         let (provider, other) = (open(dir.path()), open(dir.path()));
         let (one, two) = tokio::join!(provider.sweep(), other.sweep());
         one.and(two).unwrap();
         for info in provider.list(&Labels::new()).await.unwrap() {
-            // Dead ones were seen after a kill; why is not known yet, so this does not show that what was made lives on.
-            let known = matches!(info.status, SandboxStatus::Running | SandboxStatus::Dead);
-            assert!(known, "{info:?}");
+            // One that was made lives on; one that was half made may have ended with its maker.
+            let expected = match info.status {
+                SandboxStatus::Running => true,
+                SandboxStatus::Dead => !promised.contains(info.id.as_str()),
+                _ => false,
+            };
+            assert!(expected, "{info:?}");
             other.destroy(&info.id).await.unwrap();
         }
         for info in provider.snapshots().await.unwrap() {
