@@ -111,7 +111,7 @@ async fn cycles_of_kills_leave_nothing() {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = std::io::BufReader::new(owner.stdout.as_mut().unwrap()).lines();
+        let mut lines = std::io::BufReader::new(owner.stdout.take().unwrap()).lines();
         assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "up"));
         // At another moment each time, from before the first sandbox to after the second.
         tokio::time::sleep(Duration::from_micros(u64::from(round) * 7919 % 80_000)).await;

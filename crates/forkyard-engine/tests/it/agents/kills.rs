@@ -268,12 +268,23 @@ impl Trial {
         done
     }
 
+    /// What happened, step by step, for whoever reads of a failure.
+    async fn story(&self) -> String {
+        let entries = self.store.read_journals(&self.run, 0).await.unwrap();
+        let steps = entries.iter().map(|e| {
+            let text = e.event.data.to_string();
+            format!("{:?} {} {}\n", e.stream, e.event.kind, text.chars().take(240).collect::<String>())
+        });
+        steps.collect()
+    }
+
     /// What has to hold however it was reached.
     async fn check(&self) {
         let fork = self.store.fork(&self.run, 0).await.unwrap().unwrap();
         assert_eq!(fork.outcome, Some(ForkOutcome::Success), "{fork:?}");
         let commit = format!("refs/forkyard/{}/0", self.run);
-        assert_eq!(files_of(&self.plan.repo(), &commit), expected());
+        let files = files_of(&self.plan.repo(), &commit);
+        assert_eq!(files, expected(), "{}", self.story().await);
         let balance = self.store.balance(&self.run).await.unwrap();
         assert_eq!(balance.reserved, Usd::ZERO);
         assert!(billed(&self.server) <= balance.spent, "{balance:?}");
