@@ -200,6 +200,7 @@ impl Inner {
             cgroups: Vec::new(),
             lower,
             upper: 0,
+            tried: 0,
             host_trees,
             disk,
             directory,

@@ -176,7 +176,8 @@ impl Inner {
         let ask = Op::Descriptors { what: Descriptors::Namespaces };
         let namespaces = line.ask(ask, Vec::new()).await?;
         let before = meta.clone();
-        meta.upper += 1;
+        meta.tried = meta.tried.max(meta.upper) + 1;
+        meta.upper = meta.tried;
         for part in ["up", "work"] {
             self.state.make_dir(&dir.join(format!("{part}{}", meta.upper)))?;
         }

@@ -55,6 +55,10 @@ pub struct Meta {
     pub lower: Vec<String>,
     /// Number of the live layer; grows with every snapshot.
     pub upper: u32,
+    /// The highest number that a live layer ever had. What a killed owner began may be at work on its folders still, so that
+    /// none is used twice.
+    #[serde(default)]
+    pub tried: u32,
     /// Set while the root is being replaced: what is there if that did not happen.
     pub sealing: Option<Sealing>,
     pub host_trees: bool,
