@@ -127,7 +127,7 @@ impl Server {
             Op::Quiesce => match &self.quiet {
                 Some(_) => out.error(seq, Fault::Unavailable, "another snapshot is being taken"),
                 None => {
-                    self.quiet = Some(Quiet { owner: number, seq, since: None });
+                    self.quiet = Some(Quiet { owner: number, seq, since: None, frozen: false });
                     self.on_quiet();
                 }
             },
@@ -139,17 +139,19 @@ impl Server {
                 out.push(seq, Answer::Done, &[]);
             }
             Op::Pause => {
-                self.paused = true;
-                if !self.config.freezer.as_ref().is_some_and(|freezer| freezer.freeze()) {
-                    procs::stop_all();
+                match &mut self.quiet {
+                    Some(quiet) if quiet.owner == number => quiet.frozen = !self.paused,
+                    _ => self.paused = true,
                 }
+                self.stand_still();
                 out.push(seq, Answer::Done, &[]);
             }
             Op::Resume => {
-                self.paused = false;
-                if !self.config.freezer.as_ref().is_some_and(|freezer| freezer.thaw()) {
-                    procs::continue_all();
+                match &mut self.quiet {
+                    Some(quiet) if quiet.owner == number => quiet.frozen = false,
+                    _ => self.paused = false,
                 }
+                self.let_go_on();
                 out.push(seq, Answer::Done, &[]);
             }
             Op::Descriptors { what } => self.descriptors(seq, what, &out),

@@ -7,6 +7,7 @@ use forkyard_guest::protocol::{Answer, Descriptors, Fault};
 use rustix::fs::{Mode, OFlags};
 
 use super::outbox::Outbox;
+use super::procs;
 use super::server::{Server, has_children};
 use crate::sys::{Result, Step, landlock};
 
@@ -16,6 +17,8 @@ pub struct Quiet {
     pub seq: u32,
     /// Set when it is quiet: the layer that the root wrote to then.
     pub since: Option<Option<String>>,
+    /// Commands stand still too, until the quiet ends: whoever asked for it may not live to let them go on.
+    pub frozen: bool,
 }
 
 impl Server {
@@ -33,7 +36,10 @@ impl Server {
     }
 
     pub(super) fn thaw(&mut self) {
-        let Some(Quiet { since, .. }) = self.quiet.take() else { return };
+        let Some(Quiet { since, frozen, .. }) = self.quiet.take() else { return };
+        if frozen {
+            self.let_go_on();
+        }
         // Landlock's rules hold for one root. Without them nothing may run.
         if since.is_some_and(|layer| layer != root_layer()) && self.renew_landlock().is_err() {
             self.ending = true;
@@ -41,6 +47,18 @@ impl Server {
         }
         for (number, request, body) in std::mem::take(&mut self.deferred) {
             self.on_request(number, request, body);
+        }
+    }
+
+    pub(super) fn stand_still(&self) {
+        if !self.config.freezer.as_ref().is_some_and(|freezer| freezer.freeze()) {
+            procs::stop_all();
+        }
+    }
+
+    pub(super) fn let_go_on(&self) {
+        if !self.config.freezer.as_ref().is_some_and(|freezer| freezer.thaw()) {
+            procs::continue_all();
         }
     }
 

@@ -50,7 +50,7 @@ fn lost() -> SandboxError {
     SandboxError::new(ErrorKind::Unavailable, "the connection to the sandbox was lost")
 }
 
-fn from_fault(kind: Fault, message: String) -> SandboxError {
+pub(crate) fn from_fault(kind: Fault, message: String) -> SandboxError {
     let kind = match kind {
         Fault::Invalid => ErrorKind::Invalid,
         Fault::NotFound => ErrorKind::NotFound,

@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::fd;
 use super::state::Meta;
 use super::zygote::unavailable;
-use crate::guest_client::Quiet;
+use crate::guest_client::{Quiet, from_fault};
 use crate::{ErrorKind, Result, SandboxError};
 
 /// A guest answers at once or is not there.
@@ -141,12 +141,14 @@ impl Line {
             let (frame, fds) = fd::receive(stream.as_fd())?;
             let (length, head) = prefix(&frame)?;
             let reply = frame.get(PREFIX..PREFIX + head).filter(|_| frame.len() == PREFIX + length);
-            Ok((expect(serde_json::from_slice(reply.unwrap_or_default())?)?, fds))
+            let reply: Reply = serde_json::from_slice(reply.unwrap_or_default())?;
+            Ok((reply.answer, fds))
         };
-        tokio::task::spawn_blocking(ask)
-            .await
-            .map_err(unavailable)?
-            .map_err(|e| unavailable(format!("sandbox {id} does not answer as it should: {e}")))
+        let asked = tokio::task::spawn_blocking(ask).await.map_err(unavailable)?;
+        match asked.map_err(|e| unavailable(format!("sandbox {id} does not answer as it should: {e}")))? {
+            (Answer::Error { kind, message }, _) => Err(from_fault(kind, message)),
+            answer => Ok(answer),
+        }
     }
 }
 
@@ -154,11 +156,4 @@ fn prefix(frame: &[u8]) -> std::io::Result<(usize, usize)> {
     let bytes = frame.get(..PREFIX).and_then(|p| p.try_into().ok());
     let bytes = bytes.ok_or(std::io::ErrorKind::UnexpectedEof)?;
     decode_prefix(bytes, MAX_FRAME_TO_HOST).map_err(std::io::Error::other)
-}
-
-fn expect(reply: Reply) -> std::io::Result<Answer> {
-    match reply.answer {
-        Answer::Error { message, .. } => Err(std::io::Error::other(message)),
-        answer => Ok(answer),
-    }
 }

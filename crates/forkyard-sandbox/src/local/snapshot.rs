@@ -16,7 +16,6 @@ use super::link::Line;
 use super::sandbox::LocalSandbox;
 use super::state::{self, Lock, Meta, Sealing, SnapshotMeta};
 use super::zygote::{restack, unavailable};
-use crate::guest_client::GuestClient;
 use crate::{ErrorKind, Labels, ProviderKind, Result, Sandbox, SandboxError, SnapshotInfo, SnapshotMode};
 
 /// Lookups of missing names cost by depth; beyond this many layers the topmost are merged into one.
@@ -46,8 +45,7 @@ struct ArchiveHeader {
 /// A sandbox whose files are to be copied as they are.
 struct Live<'a> {
     meta: &'a Meta,
-    attempt: Attempt,
-    guest: &'a GuestClient,
+    line: &'a Line,
     busy: bool,
 }
 
@@ -84,12 +82,10 @@ pub(super) fn worked(result: WorkResult) -> Result<(u64, u64)> {
 
 impl LocalSandbox {
     pub(super) async fn take_snapshot(&self, id: &SnapshotId, labels: &Labels) -> Result<SnapshotInfo> {
-        let guest = self.guest().await?;
         let (inner, sandbox, attempt) = (Arc::clone(&self.inner), self.id().clone(), self.attempt());
         let (id, labels) = (id.clone(), labels.clone());
         // To its end, also if nobody waits for it any more: a root is never left half replaced.
-        let taken =
-            tokio::spawn(async move { inner.take_snapshot(&sandbox, attempt, guest, &id, labels).await });
+        let taken = tokio::spawn(async move { inner.take_snapshot(&sandbox, attempt, &id, labels).await });
         taken.await.map_err(unavailable)?
     }
 }
@@ -99,7 +95,6 @@ impl Inner {
         self: &Arc<Self>,
         sandbox: &SandboxId,
         attempt: Attempt,
-        guest: GuestClient,
         id: &SnapshotId,
         labels: Labels,
     ) -> Result<SnapshotInfo> {
@@ -123,7 +118,7 @@ impl Inner {
                 return Ok((layers, SnapshotMode::Sealed));
             }
             // Commands run, or the layer is on a disk of its own, or the sandbox has moved what is mounted in it.
-            let live = Live { meta: &meta, attempt, guest: &guest, busy: quiet.busy };
+            let live = Live { meta: &meta, line: &line, busy: quiet.busy };
             Ok((self.copy_live(&live, id).await?, SnapshotMode::Copied))
         };
         let taken: Result<_> = taken.await;
@@ -289,23 +284,23 @@ impl Inner {
 
     /// Freezes what runs and copies the live layer. Returns the layers of the snapshot.
     async fn copy_live(self: &Arc<Self>, live: &Live<'_>, snapshot: &SnapshotId) -> Result<Vec<String>> {
-        let Live { meta, attempt, guest, busy } = *live;
+        let Live { meta, line, busy } = *live;
         let user = format!("snapshot.{snapshot}");
         let (mut from, mut fds) = (Some(format!("sandboxes/{}/up{}", meta.id, meta.upper)), Vec::new());
         if meta.disk {
-            let line = Line::open(&meta.id, &self.state.sandbox(&meta.id), attempt).await?;
             (from, fds) = (None, line.ask(Op::Descriptors { what: Descriptors::Upper }, Vec::new()).await?);
         }
         let layer = self.new_layer(&user)?;
         let freeze = busy && !meta.paused;
         let zygote = self.zygote().await?;
         if freeze {
-            guest.pause().await?;
+            // The quiet's own: it ends with the line, whatever becomes of this process.
+            line.ask(Op::Pause, Vec::new()).await?;
         }
         let limit_ms = if freeze { FREEZE_MS } else { QUIET_MS };
         let copied = zygote.work(Work::Copy { from, to: format!("layers/{layer}/fs"), limit_ms }, fds).await;
         if freeze {
-            guest.resume().await?;
+            line.ask(Op::Resume, Vec::new()).await?;
         }
         if let Err(e) = copied.and_then(worked) {
             self.drop_layer(&layer, &user)?;
