@@ -171,6 +171,13 @@ pub enum NetworkMode {
     Bridge,
 }
 
+impl NetworkSpec {
+    /// Whether the sandbox has a way to the proxy.
+    pub fn has_proxy(&self) -> bool {
+        self.mode != NetworkMode::None || self.internal
+    }
+}
+
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkSpec {
@@ -180,6 +187,9 @@ pub struct NetworkSpec {
     /// Leave the default list out.
     pub no_default_allow: bool,
     pub secrets: Vec<Secret>,
+    /// Forkyard's own name is reached, also where nothing else is: for an agent that works inside.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub internal: bool,
 }
 
 /// Put into requests on the host, for the hosts it is bound to; it never enters the sandbox.

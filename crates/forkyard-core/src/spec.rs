@@ -151,6 +151,9 @@ pub struct AgentPlan {
     pub effort: Option<Effort>,
     /// Output of one answer.
     pub max_output_tokens: Option<u32>,
+    /// The agent itself runs inside the sandbox and reaches the model only through Forkyard.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub in_sandbox: bool,
 }
 
 /// How much a model should think, where it can be told.

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod embedded;
 mod error;
 pub mod git;
+pub mod inside;
 pub mod log;
 pub mod models;
 pub mod ports;

@@ -69,7 +69,7 @@ impl Sandboxes {
     /// A connection under the attempt that it has, so that nobody is fenced off by it.
     pub async fn attach(&self, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
         let (provider, info) = self.find(id).await?;
-        provider.attach(id, info.attempt).await
+        provider.attach_beside(id, info.attempt).await
     }
 
     pub async fn create(
@@ -91,7 +91,7 @@ impl Sandboxes {
         mut spec: SandboxSpec,
     ) -> Result<()> {
         let (provider, info) = self.find(parent).await?;
-        provider.attach(parent, info.attempt).await?.snapshot(snapshot, &Labels::new()).await?;
+        provider.attach_beside(parent, info.attempt).await?.snapshot(snapshot, &Labels::new()).await?;
         spec.limits = info.limits;
         spec.root = Root::Snapshot(snapshot.clone());
         let mut made = Ok(());

@@ -11,6 +11,7 @@ mod egress_seam;
 mod error;
 mod exec;
 pub mod guest_client;
+pub mod here;
 pub mod local;
 mod traits;
 

@@ -21,6 +21,12 @@ pub trait Provider: Send + Sync {
     /// Connects to a live sandbox. From then on an older attempt is refused there with [`crate::ErrorKind::Stale`].
     async fn attach(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>>;
 
+    /// Connects beside the owner. Where an agent inside depends on the owner's proxy, this connection offers none: a request
+    /// that came by it would end with it.
+    async fn attach_beside(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.attach(id, attempt).await
+    }
+
     /// Those that carry all the given labels.
     async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>>;
 

@@ -96,6 +96,13 @@ async fn main() {
 }
 
 fn parts(store: Arc<dyn Store>, stop: CancellationToken) -> Parts {
+    let home = tempfile::tempdir().expect("a folder");
+    let models = Arc::new(Models::new(ModelsConfig::default()));
+    let host = forkyard_core::HostId::new("h1").expect("letters and digits");
+    let tokens = forkyard_engine::inside::Tokens::open(store.clone(), host, home.path()).expect("a key");
+    let clock = Clock::system();
+    let inside =
+        forkyard_server::inside::Inside::new(store.clone(), models.clone(), tokens, clock, stop.clone());
     Parts {
         store,
         engine: Arc::new(NoDriver),
@@ -105,7 +112,8 @@ fn parts(store: Arc<dyn Store>, stop: CancellationToken) -> Parts {
             github_token: None,
             timeout: Duration::from_secs(1),
         })),
-        models: Arc::new(Models::new(ModelsConfig::default())),
+        models,
+        inside,
         sandboxes: Sandboxes::new(BTreeMap::new()),
         clock: Clock::system(),
         defaults: RunSpec::new("", "", "sonnet", 1),

@@ -45,6 +45,10 @@ codes! {
     TokenRevoked = "token_revoked" UNAUTHORIZED;
     /// The token's scope does not allow this.
     WrongScope = "wrong_scope" FORBIDDEN;
+    /// The sandbox token is of another sandbox than the one asked about.
+    OtherSandbox = "other_sandbox" FORBIDDEN;
+    /// A newer attempt works on the fork; the sandbox token is of an older one.
+    StaleAttempt = "stale_attempt" FORBIDDEN;
     /// A page of another site asked, or a page asked without saying where it is from.
     OriginRefused = "origin_refused" FORBIDDEN;
     /// The path is outside of the root that the server gives out.
@@ -83,6 +87,8 @@ codes! {
     Unsupported = "unsupported" UNPROCESSABLE_ENTITY;
     /// Too many streams are open, or too many messages wait.
     TooMany = "too_many" TOO_MANY_REQUESTS;
+    /// A sandbox asked more often than it may in a minute.
+    RateLimited = "rate_limited" TOO_MANY_REQUESTS;
     /// A fault of the server; its log says more.
     Internal = "internal" INTERNAL_SERVER_ERROR;
     /// The store, a sandbox or a remote does not answer; trying again may help.

@@ -44,6 +44,7 @@ pub use listen::{Tls, serve};
 
 use access::{LoginCodes, Needs};
 use error::{ApiError, Code, Result};
+use inside::Inside;
 use stream::Feeds;
 
 /// Bytes of a request's body, where a route does not say otherwise: a prompt's bound, a few times over.
@@ -56,6 +57,8 @@ pub struct Parts {
     pub git: Arc<Git>,
     pub models: Arc<Models>,
     pub sandboxes: Sandboxes,
+    /// For whoever works inside a sandbox.
+    pub inside: Inside,
     pub clock: Clock,
     /// What a run is where a request says nothing: every setting.
     pub defaults: RunSpec,

@@ -217,6 +217,7 @@ fn agent_plan(agent: &mut forkyard_core::spec::AgentPlan, plan: AgentPlan) {
     agent.max_tool_calls = plan.max_tool_calls.or(agent.max_tool_calls);
     agent.effort = plan.effort.map(Into::into).or(agent.effort);
     agent.max_output_tokens = plan.max_output_tokens.or(agent.max_output_tokens);
+    set(&mut agent.in_sandbox, plan.in_sandbox);
 }
 
 fn sandbox_id(text: &str) -> Result<SandboxId> {

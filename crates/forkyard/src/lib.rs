@@ -39,6 +39,8 @@ mod doing;
 mod error;
 mod exit;
 mod follow;
+mod in_sandbox;
+mod internal;
 mod library;
 mod observe;
 mod output;

@@ -8,20 +8,24 @@ use std::sync::Arc;
 use forkyard_core::pricing::PriceBook;
 use forkyard_core::sandbox::ProviderKind;
 use forkyard_core::{HostId, RunId};
-use forkyard_engine::activities::{AgentSettings, Hands, HandsConfig};
+use forkyard_engine::activities::{AgentSettings, Hands, HandsConfig, Inside as Placing};
 use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig, Owner};
 use forkyard_engine::git::{Git, GitConfig};
+use forkyard_engine::inside::Tokens;
 use forkyard_engine::models::{Models, ModelsConfig};
 use forkyard_engine::sandboxes::Sandboxes;
 use forkyard_sandbox::docker::{DockerOptions, DockerProvider, socket_path};
-use forkyard_sandbox::egress::{EgressConfig, EgressProxy};
+use forkyard_sandbox::egress::{EgressConfig, EgressProxy, InternalRoute};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{EgressFactory, Provider};
+use forkyard_server::inside::Inside;
 use forkyard_store::Store;
+use tokio_util::sync::CancellationToken;
 
 use crate::doing::Doing;
 use crate::error::{CliError, Result};
+use crate::internal::Internal;
 use crate::settings::{Settings, environment};
 
 #[derive(Clone)]
@@ -41,6 +45,8 @@ pub struct Yard {
     pub doing: Arc<Doing>,
     /// This machine, as the store knows it.
     pub host: HostId,
+    /// What agents inside sandboxes reach.
+    pub inside: Inside,
 }
 
 impl Yard {
@@ -62,8 +68,17 @@ impl Yard {
             timeout: settings.git_timeout.as_duration(),
         }));
         let models = Arc::new(Models::new(models_config(&settings)?));
-        let providers = providers(&settings, &env).await?;
         let host = host_id(&settings.home)?;
+        let tokens = Tokens::open(store.clone(), host.clone(), &settings.home)
+            .map_err(|e| CliError::failure(format!("the key of sandbox tokens: {e}")))?;
+        let inside = Inside::new(
+            store.clone(),
+            models.clone(),
+            tokens.clone(),
+            Clock::system(),
+            CancellationToken::new(),
+        );
+        let providers = providers(&settings, &env, &inside).await?;
         let doing = Arc::new(Doing::default());
         let hands = Arc::new(Hands {
             store: store.clone(),
@@ -84,6 +99,7 @@ impl Yard {
                     // SQLite is of one host.
                     travels: settings.store_url.is_some(),
                 },
+                inside: std::env::current_exe().ok().map(|program| Arc::new(Placing::new(tokens, program))),
             },
             onlooker: Some(doing.clone()),
         });
@@ -104,7 +120,7 @@ impl Yard {
             config,
         );
         let sandboxes = Sandboxes::new(providers.clone());
-        Ok(Yard { settings, store, engine, git, models, providers, sandboxes, hands, owner, doing, host })
+        Ok(Yard { settings, store, engine, git, models, providers, sandboxes, hands, owner, doing, host, inside })
     }
 
     pub fn new_run_id() -> RunId {
@@ -130,6 +146,7 @@ fn models_config(s: &Settings) -> Result<ModelsConfig> {
 async fn providers(
     s: &Settings,
     env: &BTreeMap<String, String>,
+    inside: &Inside,
 ) -> Result<BTreeMap<ProviderKind, Arc<dyn Provider>>> {
     let state = s.home.join("sandboxes");
     let failed = |e: forkyard_sandbox::SandboxError| CliError::failure(e.to_string());
@@ -138,8 +155,9 @@ async fn providers(
     let on_decision = Arc::new(|d: forkyard_sandbox::egress::EgressDecision| {
         tracing::debug!(sandbox = %d.sandbox, host = d.host, port = d.port, "egress: {:?}", d.decision);
     });
-    let egress: Arc<dyn EgressFactory> =
-        Arc::new(EgressProxy::new(EgressConfig::for_host(&egress_dir, on_decision).map_err(failed)?));
+    let mut config = EgressConfig::for_host(&egress_dir, on_decision).map_err(failed)?;
+    config.internal = Some(InternalRoute::Service(Arc::new(Internal::new(inside.clone()))));
+    let egress: Arc<dyn EgressFactory> = Arc::new(EgressProxy::new(config));
     let user_home = env.get("HOME").map(PathBuf::from);
     let options = LocalOptions { egress: Some(egress.clone()), home: user_home, ..LocalOptions::default() };
     let local: Arc<dyn Provider> = Arc::new(LocalProvider::new(&state, options).map_err(failed)?);

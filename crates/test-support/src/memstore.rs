@@ -85,6 +85,12 @@ impl Default for MemStore {
 }
 
 impl MemStore {
+    /// All that is kept under a name.
+    pub fn blobs(&self) -> Vec<Vec<u8>> {
+        let all = self.with(|d| Ok(d.blobs.values().cloned().collect()));
+        all.unwrap_or_default()
+    }
+
     /// Needs a tokio runtime: leases expire by its clock.
     pub fn new(bugs: &[StoreBug]) -> MemStore {
         static MADE: AtomicU64 = AtomicU64::new(0);

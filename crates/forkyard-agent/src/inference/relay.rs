@@ -58,6 +58,17 @@ impl Session {
         }
     }
 
+    /// How many tokens a request has, by the provider's word; it costs nothing.
+    pub async fn count(&self, relay: Relay) -> Result<Option<u64>, InferenceError> {
+        if relay.body.len() > MAX_RELAY_BYTES {
+            return Err(rejected(format!("the body is larger than {MAX_RELAY_BYTES} bytes")));
+        }
+        let raw = RawRequest::parse_count(&relay.body).map_err(rejected)?;
+        let model = self.inference.prices().resolve(&raw.model).to_string();
+        let body = raw.count_body(&model);
+        Ok(self.inference.backend.count_raw(Relay { body, ..relay }).await)
+    }
+
     async fn pass_on(&self, relay: Relay) -> Result<Relayed, InferenceError> {
         if relay.body.len() > MAX_RELAY_BYTES {
             return Err(rejected(format!("the body is larger than {MAX_RELAY_BYTES} bytes")));

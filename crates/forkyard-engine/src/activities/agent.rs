@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use forkyard_agent::inference::{Model, SessionSpec};
 use forkyard_agent::{Agent, AgentConfig, AgentError, AgentEvent, AgentOutcome, JournalEntry, Stop};
-use forkyard_core::policy::PermissionMode;
+use forkyard_core::policy::{PermissionMode, PolicyConfig};
 use forkyard_core::sandbox::Labels;
+use forkyard_core::spec::ForkSpec;
 use forkyard_core::task::{AgentReport, AgentStop, Base, ErrorClass, Output, TaskError, TaskResult, Tokens};
-use forkyard_core::{Millis, SandboxId, Usd};
+use forkyard_core::{ForkNum, Millis, SandboxId, Usd};
+use forkyard_sandbox::Sandbox;
 
 use super::checkpoint::read;
 use super::{Hands, Job, git_error, sandbox_gone};
@@ -18,11 +20,14 @@ const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
 impl Hands {
     pub(super) async fn run_agent(&self, job: &Job, id: &SandboxId, base: &Base) -> TaskResult {
+        if job.spec.agent.in_sandbox {
+            return self.run_inside(job, id, base).await;
+        }
         let Some((fork, spec)) = job.fork.clone() else {
             return Err(TaskError::new(ErrorClass::Permanent, "an agent needs a fork"));
         };
         let permanent = |why: String| TaskError::new(ErrorClass::Permanent, why);
-        let (inference, model_name) = self.models.open(&spec.model).map_err(permanent)?;
+        let (inference, _) = self.models.open(&spec.model).map_err(permanent)?;
         let tenure = Tenure {
             store: self.store.clone(),
             run: job.run.clone(),
@@ -42,33 +47,9 @@ impl Hands {
             ledger: Arc::new(StoreLedger::new(tenure.clone(), limited)),
             cancel: job.cancel.clone(),
         }));
-        let mut policy = self.config.policy.clone();
-        let plan = &job.spec.agent;
-        policy.allowed_tools.extend(plan.allowed_tools.iter().cloned());
-        policy.disallowed_tools.extend(plan.disallowed_tools.iter().cloned());
-        policy.max_calls_per_turn =
-            plan.max_tool_calls.map_or(policy.max_calls_per_turn, |most| most.min(policy.max_calls_per_turn));
-        if let Some(mode) = &plan.permission_mode {
-            policy.permission_mode = serde_json::from_value::<PermissionMode>(mode.clone().into())
-                .map_err(|_| permanent(format!("{mode:?} is not a permission mode")))?;
-        }
-        let mut config = AgentConfig::new(job.run.clone(), fork, job.attempt, model_name, &spec.prompt);
         let entries = read(&*self.store, &job.run, fork).await?;
-        config.continuity = self.continuity(&entries, &*sandbox).await?;
+        let (config, policy) = self.agent_config(job, fork, &spec, base, &entries, &*sandbox).await?;
         drop(entries);
-        config.context_tokens = inference.context_tokens(&config.model);
-        config.effort = plan.effort;
-        config.max_tokens = plan.max_output_tokens.unwrap_or(config.max_tokens);
-        config.max_turns = job.spec.max_turns;
-        config.lingers = job.spec.linger > Millis::ZERO;
-        config.heartbeat = self.config.agent.heartbeat;
-        config.keep_checkpoints = self.config.agent.keep_checkpoints;
-        config.repo = crate::git::shown_url(&job.spec.repo.source);
-        config.branch = base.branch.clone();
-        config.prompt_template = spec.system_prompt.clone().or_else(|| plan.prompt_template.clone());
-        config.hooks = self.config.hooks.clone();
-        config.skills_dir = self.config.skills_dir.clone();
-        config.log_dir = self.config.log_dir.as_ref().map(|d| d.join(job.run.as_str()));
         let labels =
             Labels::from([("run".to_string(), job.run.to_string()), ("fork".to_string(), fork.to_string())]);
         let commit = crate::git::CommitId::new(&base.commit).map_err(git_error)?;
@@ -106,8 +87,48 @@ impl Hands {
         }
     }
 
+    /// What a fork's agent is told, wherever it runs.
+    pub(super) async fn agent_config(
+        &self,
+        job: &Job,
+        fork: ForkNum,
+        spec: &ForkSpec,
+        base: &Base,
+        entries: &[JournalEntry],
+        sandbox: &dyn Sandbox,
+    ) -> Result<(AgentConfig, PolicyConfig), TaskError> {
+        let permanent = |why: String| TaskError::new(ErrorClass::Permanent, why);
+        let (inference, model_name) = self.models.open(&spec.model).map_err(permanent)?;
+        let mut policy = self.config.policy.clone();
+        let plan = &job.spec.agent;
+        policy.allowed_tools.extend(plan.allowed_tools.iter().cloned());
+        policy.disallowed_tools.extend(plan.disallowed_tools.iter().cloned());
+        policy.max_calls_per_turn =
+            plan.max_tool_calls.map_or(policy.max_calls_per_turn, |most| most.min(policy.max_calls_per_turn));
+        if let Some(mode) = &plan.permission_mode {
+            policy.permission_mode = serde_json::from_value::<PermissionMode>(mode.clone().into())
+                .map_err(|_| permanent(format!("{mode:?} is not a permission mode")))?;
+        }
+        let mut config = AgentConfig::new(job.run.clone(), fork, job.attempt, model_name, &spec.prompt);
+        config.continuity = self.continuity(entries, sandbox).await?;
+        config.context_tokens = inference.context_tokens(&config.model);
+        config.effort = plan.effort;
+        config.max_tokens = plan.max_output_tokens.unwrap_or(config.max_tokens);
+        config.max_turns = job.spec.max_turns;
+        config.lingers = job.spec.linger > Millis::ZERO;
+        config.heartbeat = self.config.agent.heartbeat;
+        config.keep_checkpoints = self.config.agent.keep_checkpoints;
+        config.repo = crate::git::shown_url(&job.spec.repo.source);
+        config.branch = base.branch.clone();
+        config.prompt_template = spec.system_prompt.clone().or_else(|| plan.prompt_template.clone());
+        config.hooks = self.config.hooks.clone();
+        config.skills_dir = self.config.skills_dir.clone();
+        config.log_dir = self.config.log_dir.as_ref().map(|d| d.join(job.run.as_str()));
+        Ok((config, policy))
+    }
+
     /// What the ledger says: also for answers that were lost with an attempt, which no journal knows of.
-    async fn spent(&self, tenure: &Tenure) -> Usd {
+    pub(super) async fn spent(&self, tenure: &Tenure) -> Usd {
         let balance = self.store.balance(&tenure.run).await.unwrap_or_default();
         balance.forks.get(&tenure.fork).map_or(Usd::ZERO, |f| f.spent)
     }
@@ -125,7 +146,7 @@ impl Hands {
     }
 
     /// With what the journal says was done, and the ledger was spent.
-    async fn with_report(&self, tenure: &Tenure, mut error: TaskError) -> TaskError {
+    pub(super) async fn with_report(&self, tenure: &Tenure, mut error: TaskError) -> TaskError {
         if let Ok(entries) = read(&*tenure.store, &tenure.run, tenure.fork).await {
             let report = so_far(&entries);
             let spent = self.spent(tenure).await;
@@ -135,7 +156,7 @@ impl Hands {
     }
 }
 
-fn finished(outcome: AgentOutcome) -> TaskResult {
+pub(super) fn finished(outcome: AgentOutcome) -> TaskResult {
     let stop = match outcome.stop {
         Stop::EndTurn | Stop::MaxTokens => AgentStop::Finished,
         Stop::MaxTurns => AgentStop::MaxTurns,

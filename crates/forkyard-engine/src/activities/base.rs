@@ -111,6 +111,10 @@ impl Hands {
         if let Some(setup) = &job.spec.setup {
             self.set_up(&*sandbox, setup).await?;
         }
+        if job.spec.agent.in_sandbox {
+            // Once, for all forks.
+            self.place_worker(&*sandbox).await?;
+        }
         sandbox.snapshot(snapshot, &labels).await.map_err(sandbox_error)?;
         if let Some(frozen) = frozen {
             provider.remove_snapshot(&frozen).await.map_err(sandbox_error)?;
@@ -141,7 +145,7 @@ impl Hands {
                 return Err(permanent(format!("sandbox {parent} is not running ({:?}): {fix}", info.status)));
             }
         }
-        let sandbox = provider.attach(parent, info.attempt).await.map_err(sandbox_error)?;
+        let sandbox = provider.attach_beside(parent, info.attempt).await.map_err(sandbox_error)?;
         let labels = Labels::from([("run".to_string(), job.run.to_string())]);
         sandbox.snapshot(&frozen, &labels).await.map_err(sandbox_error)?;
         Ok(frozen)

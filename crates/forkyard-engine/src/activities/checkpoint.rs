@@ -157,6 +157,7 @@ pub(super) async fn read(
     let stored = store.read_journals(run, fork).await.map_err(store_error)?;
     stored
         .into_iter()
+        .filter(crate::ports::is_journal)
         .map(|r| {
             JournalEntry::from_stored(&r.event.kind, r.event.version, r.event.at, r.event.data)
                 .map_err(|e| TaskError::new(ErrorClass::Permanent, e.to_string()))

@@ -5,6 +5,7 @@ mod base;
 mod checkpoint;
 mod collect;
 mod verify;
+mod worker;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,6 +32,8 @@ use crate::models::Models;
 use crate::ports::Onlooker;
 use crate::sweep::{Found, Yard};
 
+pub use worker::Inside;
+
 /// A sandbox lives at least as long as its fork, and then long enough to be collected from.
 const LIFETIME_SLACK: Millis = Millis::minutes(30);
 /// Of what a command printed, this much is kept for people.
@@ -48,6 +51,8 @@ pub struct HandsConfig {
     /// By name; a run says which of them it uses.
     pub secrets: BTreeMap<String, Secret>,
     pub agent: AgentSettings,
+    /// None: agents work from outside only.
+    pub inside: Option<Arc<Inside>>,
 }
 
 /// How this host runs agents.
@@ -158,6 +163,7 @@ impl Hands {
                 allow: plan.network.allow.clone(),
                 no_default_allow: plan.network.no_default_allow,
                 secrets,
+                internal: role == Role::Work && job.spec.agent.in_sandbox,
             },
             env: plan.env.clone(),
             volumes: plan.volumes.clone(),
@@ -178,10 +184,13 @@ impl Hands {
         Ok(Output::BudgetOk)
     }
 
-    async fn health_check(&self, job: &Job, sandbox: &SandboxId) -> TaskResult {
-        let sandbox = self.provider(job)?.attach(sandbox, job.attempt).await.map_err(sandbox_gone)?;
+    async fn health_check(&self, job: &Job, id: &SandboxId) -> TaskResult {
+        let sandbox = self.provider(job)?.attach(id, job.attempt).await.map_err(sandbox_gone)?;
         let health = sandbox.health().await.map_err(sandbox_gone)?;
         if health.healthy {
+            if job.spec.agent.in_sandbox {
+                self.start_worker(job, sandbox).await?;
+            }
             Ok(Output::Healthy)
         } else {
             Err(TaskError::new(ErrorClass::Permanent, format!("the sandbox is not well: {}", health.detail)))
@@ -200,6 +209,9 @@ impl Hands {
     async fn destroy_sandbox(&self, job: &Job, sandbox: &SandboxId) -> TaskResult {
         let provider = self.provider(job)?;
         provider.destroy(sandbox).await.map_err(sandbox_error)?;
+        if let Some(inside) = &self.config.inside {
+            inside.let_go(sandbox);
+        }
         if let Some((n, _)) = &job.fork {
             // Checkpoints are of use only to the fork's own agent, which has ended.
             let of_fork = |l: &Labels| {

@@ -56,6 +56,11 @@ impl StoreJournal {
     }
 }
 
+/// The agent's own entries. Beside them stands what somebody inside a sandbox testified.
+pub(crate) fn is_journal(r: &forkyard_store::Recorded) -> bool {
+    r.event.source == Source::Agent
+}
+
 fn journal_error(e: StoreError) -> JournalError {
     match e {
         StoreError::StaleAttempt { .. } | StoreError::LeaseLost | StoreError::Conflict { .. } => {
@@ -76,9 +81,11 @@ impl Journal for StoreJournal {
         let mut counts = self.counts.lock().await;
         let stored = patiently(|| t.store.read_journals(&t.run, t.fork)).await.map_err(journal_error)?;
         let mine = |s: &forkyard_store::StreamId| matches!(s, forkyard_store::StreamId::Journal(_, _, attempt) if *attempt == t.attempt);
-        *counts = (stored.iter().filter(|r| mine(&r.stream)).count() as u64, stored.len() as u64);
+        let total = stored.iter().filter(|r| is_journal(r)).count() as u64;
+        *counts = (stored.iter().filter(|r| mine(&r.stream)).count() as u64, total);
         stored
             .into_iter()
+            .filter(is_journal)
             .map(|r| {
                 JournalEntry::from_stored(&r.event.kind, r.event.version, r.event.at, r.event.data)
                     .map_err(|e| JournalError::Unreadable(e.to_string()))

@@ -28,8 +28,8 @@ use super::record::{self, Record, SOCKET_NAME};
 use super::sandbox::DockerSandbox;
 use super::{Inner, connect, snapshot, utf8};
 use crate::{
-    ErrorKind, ExecRequest, Labels, NetworkMode, ProviderKind, Result, Root, Sandbox, SandboxError,
-    SandboxInfo, SandboxSpec, SandboxStatus,
+    ErrorKind, ExecRequest, Labels, ProviderKind, Result, Root, Sandbox, SandboxError, SandboxInfo,
+    SandboxSpec, SandboxStatus,
 };
 
 /// From the container's start to the guest's first answer; a slow disk included.
@@ -105,13 +105,13 @@ impl Inner {
     ) -> Result<Arc<dyn Sandbox>> {
         container::check(spec)?;
         self.sweep_once();
-        if spec.network.mode != NetworkMode::None && self.egress.is_none() {
+        if spec.network.has_proxy() && self.egress.is_none() {
             let what = "this network mode needs the egress proxy, which this provider was made without";
             return Err(SandboxError::new(ErrorKind::Unsupported, what).hint("use the network mode `none`"));
         }
         match self.look(id).await? {
             Found::Running | Found::Ended if !self.home.is_unfinished(id) => {
-                return self.attach(id, attempt).await;
+                return self.attach(id, attempt, false).await;
             }
             Found::Running | Found::Ended | Found::Unfinished => self.destroy(id).await?,
             Found::Missing => {}
@@ -304,6 +304,7 @@ impl Inner {
         self: &Arc<Self>,
         id: &SandboxId,
         attempt: Attempt,
+        beside: bool,
     ) -> Result<Arc<dyn Sandbox>> {
         match self.look(id).await? {
             Found::Running if self.home.is_unfinished(id) => return Err(not_found(id, "was never finished")),
@@ -321,6 +322,9 @@ impl Inner {
         let client = self.wait_for_guest(&record).await?;
         if attempt > newest {
             self.home.write(&record)?;
+        }
+        if beside && record.spec.network.internal {
+            return Ok(DockerSandbox::new(Arc::clone(self), &record, Some(client), None));
         }
         self.finish(&record, Some(client)).await
     }
@@ -403,7 +407,7 @@ impl Inner {
         attempt: Attempt,
     ) -> Result<Arc<dyn Sandbox>> {
         match self.look(id).await? {
-            Found::Running => return self.attach(id, attempt).await,
+            Found::Running => return self.attach(id, attempt, false).await,
             Found::Missing | Found::Unfinished => return Err(not_found(id, "does not exist")),
             Found::Ended => {}
         }

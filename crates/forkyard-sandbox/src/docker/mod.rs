@@ -132,7 +132,10 @@ impl Provider for DockerProvider {
         self.inner.create(id, attempt, spec).await.map_err(|e| e.of_create(spec))
     }
     async fn attach(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
-        self.inner.attach(id, attempt).await
+        self.inner.attach(id, attempt, false).await
+    }
+    async fn attach_beside(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.inner.attach(id, attempt, true).await
     }
     async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>> {
         self.inner.list(labels).await

@@ -19,7 +19,7 @@ use super::zygote::unavailable;
 use super::{Inner, disk, host_dirs, no_egress, status};
 use crate::guest_client::GuestClient;
 use crate::{
-    Achieved, EgressHandle, ErrorKind, LimitMeans, Limits, NetworkMode, PROXY_ADDRESS, Result, Root, Sandbox,
+    Achieved, EgressHandle, ErrorKind, LimitMeans, Limits, PROXY_ADDRESS, Result, Root, Sandbox,
     SandboxError, SandboxSpec, SandboxStatus,
 };
 
@@ -158,14 +158,14 @@ impl Inner {
         spec: &SandboxSpec,
     ) -> Result<Arc<dyn Sandbox>> {
         check(spec)?;
-        if spec.network.mode != NetworkMode::None && self.egress.is_none() {
+        if spec.network.has_proxy() && self.egress.is_none() {
             return Err(no_egress());
         }
         let _lock = self.state.lock(id.as_str()).await?;
         if let Some(meta) = self.state.load(id)? {
             return match status(&meta) {
                 SandboxStatus::Running | SandboxStatus::Paused => {
-                    self.attach_as(meta, attempt, Some(spec)).await
+                    self.attach_as(meta, attempt, Some(spec), false).await
                 }
                 SandboxStatus::Stopped | SandboxStatus::Dead => {
                     let message = format!("sandbox {id} exists and does not run");
@@ -237,7 +237,7 @@ impl Inner {
         let _lock = self.state.lock(id.as_str()).await?;
         let mut meta = self.meta(id)?;
         if link::is_alive(&meta) {
-            return self.attach_as(meta, attempt, None).await;
+            return self.attach_as(meta, attempt, None, false).await;
         }
         fence(&meta, attempt)?;
         if meta.deadline <= state::now() {
@@ -345,7 +345,7 @@ impl Inner {
             env.extend(meta.image.env.clone());
             env.insert("HOME".into(), home.into());
         }
-        if let (Some(egress), false) = (&self.egress, spec.network.mode == NetworkMode::None) {
+        if let (Some(egress), true) = (&self.egress, spec.network.has_proxy()) {
             env.extend(egress.env(id, &spec.network));
         }
         env.extend(spec.env.clone());
@@ -371,7 +371,7 @@ impl Inner {
             processes: meta.limits.processes,
             group: born_in.is_some(),
             shm_bytes: MAX_SHM.min(meta.limits.memory_bytes / 2),
-            proxy_port: (spec.network.mode != NetworkMode::None).then_some(PROXY_ADDRESS.port()),
+            proxy_port: spec.network.has_proxy().then_some(PROXY_ADDRESS.port()),
         }));
         let started = async {
             let mut fds: Vec<OwnedFd> = vec![theirs.into(), listen(&dir)?.into()];
@@ -450,10 +450,13 @@ impl Inner {
         self: &Arc<Self>,
         id: &SandboxId,
         attempt: Attempt,
+        beside: bool,
     ) -> Result<Arc<dyn Sandbox>> {
         let meta = self.meta(id)?;
         match status(&meta) {
-            SandboxStatus::Running | SandboxStatus::Paused => self.attach_as(meta, attempt, None).await,
+            SandboxStatus::Running | SandboxStatus::Paused => {
+                self.attach_as(meta, attempt, None, beside).await
+            }
             SandboxStatus::Stopped => {
                 let message = format!("sandbox {id} is stopped");
                 Err(SandboxError::new(ErrorKind::NotFound, message).hint("start it"))
@@ -470,6 +473,7 @@ impl Inner {
         mut meta: Meta,
         attempt: Attempt,
         spec: Option<&SandboxSpec>,
+        beside: bool,
     ) -> Result<Arc<dyn Sandbox>> {
         fence(&meta, attempt)?;
         let id = meta.id.clone();
@@ -484,7 +488,8 @@ impl Inner {
             network.network.secrets.clone_from(&spec.network.secrets);
         }
         let mut egress = None;
-        if network.network.mode != NetworkMode::None && self.egress.is_some() {
+        let serves = network.network.has_proxy() && !(beside && network.network.internal);
+        if serves && self.egress.is_some() {
             let ask = Op::Descriptors { what: Descriptors::Proxy };
             let mut sockets = Line::open(&id, &dir, attempt).await?.ask(ask, Vec::new()).await?;
             let socket = sockets.pop();

@@ -259,7 +259,10 @@ impl Provider for LocalProvider {
     async fn attach(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
         self.inner.sweep_if_due();
         let _lock = self.inner.state.lock(id.as_str()).await?;
-        self.inner.attach(id, attempt).await
+        self.inner.attach(id, attempt, false).await
+    }
+    async fn attach_beside(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.inner.attach(id, attempt, true).await
     }
 
     async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>> {

@@ -22,6 +22,11 @@ pub struct Daemon {
 impl Daemon {
     /// None, with a word on why, where this machine has no engine or this user may not start one.
     pub async fn start() -> Option<Daemon> {
+        Daemon::start_for(&[]).await
+    }
+
+    /// With an image that has what these programs of the host need to run in it.
+    pub async fn start_for(programs: &[&Path]) -> Option<Daemon> {
         let skip = |why: &str| {
             assert!(std::env::var_os("FORKYARD_TEST_REQUIRE").is_none(), "{why}");
             eprintln!("skipped: {why}");
@@ -65,7 +70,7 @@ impl Daemon {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
-        import(&docker, IMAGE, image(&busybox)).await;
+        import(&docker, IMAGE, image(&busybox, programs)).await;
         Some(daemon)
     }
 
@@ -109,7 +114,7 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
     listed.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect()
 }
 
-pub fn image(busybox: &Path) -> Vec<u8> {
+pub fn image(busybox: &Path, programs: &[&Path]) -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     let header = |kind, size, mode| {
         let mut header = Header::new_gnu();
@@ -135,6 +140,9 @@ pub fn image(busybox: &Path) -> Vec<u8> {
             real.insert(library.display().to_string().trim_start_matches('/').to_string(), library);
         }
         real.insert(format!("bin/{name}"), program);
+    }
+    for library in programs.iter().flat_map(|program| libraries(program)) {
+        real.insert(library.display().to_string().trim_start_matches('/').to_string(), library);
     }
     if let Some(dash) = find("dash") {
         real.insert("bin/sh".into(), dash);

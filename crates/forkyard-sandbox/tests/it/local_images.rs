@@ -110,7 +110,7 @@ fn write_archive(path: &Path, layers: &[Vec<u8>]) -> String {
 
 /// A whole system, a layer that changes it, and one that takes things away.
 fn busybox_layers() -> Option<Vec<Vec<u8>>> {
-    let base = image(&find("busybox")?);
+    let base = image(&find("busybox")?, &[]);
     let change = layer(&[
         (EntryType::Directory, "gone/", ""),
         (EntryType::Regular, "gone/file", "x"),

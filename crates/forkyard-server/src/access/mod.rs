@@ -9,7 +9,7 @@ mod tokens;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use axum::extract::{MatchedPath, Request, State};
+use axum::extract::{MatchedPath, RawPathParams, Request, State};
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderValue, Method, header};
@@ -22,14 +22,18 @@ pub use tokens::{
     Made, Principal, Via, generated_token, make_token, open_session, random_id, stable_id, verify,
 };
 
-use crate::App;
 use crate::error::{ApiError, Code, Result};
+use crate::{App, inside};
 
 /// What a route asks of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     Nothing,
     Scope(Scope),
+    /// Or the token of the very sandbox that the address names.
+    ScopeOrSandbox(Scope),
+    /// A sandbox's token, and no user's.
+    Sandbox,
 }
 
 /// The needs of all routes, read from their description: what is not described is not served.
@@ -38,6 +42,8 @@ pub struct Needs(BTreeMap<String, BTreeMap<String, Need>>);
 
 /// The name of the security scheme in the description.
 pub const SCHEME: &str = "token";
+/// That of sandboxes.
+pub const SANDBOX_SCHEME: &str = "sandbox";
 
 impl Needs {
     /// Err names an operation that does not say what it needs.
@@ -47,14 +53,19 @@ impl Needs {
             for (method, operation) in item.as_object().into_iter().flatten() {
                 let named = || format!("{method} {path} does not say which scope it needs");
                 let security = operation["security"].as_array().ok_or_else(named)?;
-                let first = security.first().and_then(|s| s.as_object()).ok_or_else(named)?;
-                let need = match first.get(SCHEME) {
-                    None if first.is_empty() => Need::Nothing,
-                    None => return Err(named()),
-                    Some(scopes) => {
-                        let scope = scopes[0].as_str().and_then(Scope::parse).ok_or_else(named)?;
-                        Need::Scope(scope)
-                    }
+                let ways: Vec<_> =
+                    security.iter().map(|s| s.as_object().ok_or_else(named)).collect::<Result<_, _>>()?;
+                let scope = ways.iter().find_map(|w| w.get(SCHEME));
+                let scope =
+                    scope.map(|s| s[0].as_str().and_then(Scope::parse).ok_or_else(named)).transpose()?;
+                let sandbox = ways.iter().any(|w| w.contains_key(SANDBOX_SCHEME));
+                let known = ways.iter().all(|w| w.contains_key(SCHEME) || w.contains_key(SANDBOX_SCHEME));
+                let need = match (scope, sandbox) {
+                    (None, false) if ways.len() == 1 && ways[0].is_empty() => Need::Nothing,
+                    (Some(scope), false) if known => Need::Scope(scope),
+                    (Some(scope), true) if known => Need::ScopeOrSandbox(scope),
+                    (None, true) if known => Need::Sandbox,
+                    (_, _) => return Err(named()),
                 };
                 needs.0.entry(path.clone()).or_default().insert(method.to_ascii_uppercase(), need);
             }
@@ -116,6 +127,7 @@ fn same_origin(origin: &HeaderValue, host: &Authority) -> bool {
 pub async fn check_scope(
     State(app): State<App>,
     path: MatchedPath,
+    params: RawPathParams,
     request: Request,
     next: Next,
 ) -> Response {
@@ -129,14 +141,34 @@ pub async fn check_scope(
             return response;
         }
     };
-    let Need::Scope(scope) = need else { return next.run(request).await };
     let (mut parts, body) = request.into_parts();
-    match admit(&app, &parts, scope).await {
-        Ok(principal) => {
-            parts.extensions.insert(principal);
-            next.run(Request::from_parts(parts, body)).await
+    let from_inside = inside::shows_token(&parts.headers);
+    let admitted = match (need, from_inside) {
+        (Need::Nothing, _) => Ok(()),
+        (Need::Scope(scope), false) | (Need::ScopeOrSandbox(scope), false) => {
+            admit(&app, &parts, scope).await.map(|p| drop(parts.extensions.insert(p)))
         }
-        Err(e) => e.into_response(),
+        (Need::Sandbox | Need::ScopeOrSandbox(_), true) => app
+            .parts()
+            .inside
+            .admit(&parts, inside::named(&params))
+            .await
+            .map(|c| drop(parts.extensions.insert(c))),
+        // A good token that is not for this is told so; a bad one is bad first.
+        (Need::Scope(_), true) => match app.parts().inside.admit(&parts, None).await {
+            Ok(_) => {
+                Err(ApiError::new(Code::WrongScope, "a sandbox's token opens only that sandbox's own routes"))
+            }
+            Err(e) => Err(e),
+        },
+        (Need::Sandbox, false) => match admit(&app, &parts, Scope::Read).await {
+            Ok(_) => Err(ApiError::new(Code::WrongScope, "only the token of the sandbox itself opens this")),
+            Err(e) => Err(e),
+        },
+    };
+    match admitted {
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+        Err(e) => inside::refused(path.as_str(), e),
     }
 }
 

@@ -270,6 +270,8 @@ pub struct AgentPlan {
     pub effort: Option<Effort>,
     /// Tokens of one answer.
     pub max_output_tokens: Option<u32>,
+    /// The agent itself runs inside its sandbox and reaches the model only through this server.
+    pub in_sandbox: Option<bool>,
 }
 
 /// What the agent may do without being asked about it.

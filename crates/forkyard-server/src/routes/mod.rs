@@ -24,8 +24,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::App;
-use crate::access::SCHEME;
+use crate::access::{SANDBOX_SCHEME, SCHEME};
 use crate::error::{ApiError, Code, ErrorBody};
+use crate::inside::{self, AnthropicError};
+
+pub(crate) use sandbox_events::{Task, task_of};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -33,12 +36,13 @@ use crate::error::{ApiError, Code, ErrorBody};
         title = "Forkyard",
         description = "Forks a repository into isolated sandboxes, runs a coding agent in each, keeps the best result."
     ),
-    components(schemas(ErrorBody)),
+    components(schemas(ErrorBody, AnthropicError)),
     tags(
         (name = "runs", description = "Submitted jobs"),
         (name = "forks", description = "Branches of a run: one agent in one sandbox each"),
         (name = "events", description = "What happened, as it happens"),
         (name = "sandboxes", description = "Isolated environments, of runs and by hand"),
+        (name = "worker", description = "For whoever works inside a sandbox, with the sandbox's own token"),
         (name = "server", description = "This server: health, access, this description"),
     )
 )]
@@ -110,6 +114,7 @@ fn all() -> OpenApiRouter<App> {
         .routes(routes!(audit::read_audit))
         .routes(routes!(chores::cleanup))
         .routes(routes!(chores::gc))
+        .merge(inside::described())
 }
 
 pub(crate) fn router() -> Router<App> {
@@ -120,15 +125,20 @@ pub(crate) fn router() -> Router<App> {
 pub fn openapi() -> serde_json::Value {
     let mut described = all().into_openapi();
     let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
-    described.components.get_or_insert_default().add_security_scheme(SCHEME, scheme);
+    let components = described.components.get_or_insert_default();
+    components.add_security_scheme(SCHEME, scheme.clone());
+    components.add_security_scheme(SANDBOX_SCHEME, scheme);
     let mut json = serde_json::to_value(&described).unwrap_or_default();
-    let error = serde_json::json!({
-        "description": "What is wrong, by a stable code",
-        "content": { "application/json": { "schema": { "$ref": "#/components/schemas/ErrorBody" } } }
-    });
-    for (_, item) in json["paths"].as_object_mut().into_iter().flatten() {
+    let error = |schema: &str| {
+        serde_json::json!({
+            "description": "What is wrong, by a stable code",
+            "content": { "application/json": { "schema": { "$ref": format!("#/components/schemas/{schema}") } } }
+        })
+    };
+    for (path, item) in json["paths"].as_object_mut().into_iter().flatten() {
         for (_, operation) in item.as_object_mut().into_iter().flatten() {
-            operation["responses"]["default"] = error.clone();
+            let schema = if path.starts_with("/v1/") { "AnthropicError" } else { "ErrorBody" };
+            operation["responses"]["default"] = error(schema);
         }
     }
     json

@@ -3,9 +3,11 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
+use forkyard_core::SandboxId;
 use forkyard_core::view::{ForkView, Lifecycle, RunView};
+use forkyard_engine::inside::Claims;
 use forkyard_engine::ports::MessageKind;
-use forkyard_store::{AuditQuery, EventQuery, Recorded};
+use forkyard_store::{AuditQuery, EventQuery, Recorded, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
@@ -185,7 +187,7 @@ pub(super) async fn sandbox_trajectory(
 
 #[derive(Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum TaskStatus {
+pub(crate) enum TaskStatus {
     Pending,
     Assigned,
     Running,
@@ -195,7 +197,7 @@ pub(super) enum TaskStatus {
 
 /// A fork, as whoever works in its sandbox sees it.
 #[derive(Serialize, ToSchema)]
-pub(super) struct Task {
+pub(crate) struct Task {
     sandbox_id: String,
     /// RUN/N.
     task_id: String,
@@ -205,26 +207,46 @@ pub(super) struct Task {
     error: Option<String>,
 }
 
-/// The task of the agent in a sandbox.
-#[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/task", tag = "sandboxes", params(("sandbox" = String, Path)),
-    security(("token" = ["read"])), responses((status = 200, body = Task)))]
-pub(super) async fn sandbox_task(State(app): State<App>, Path(sandbox): Path<String>) -> Result<Json<Task>> {
-    let (run, fork) = app.fork_of(&sandbox).await?;
+/// Picked up is a task whose worker has been heard of, whatever its lifecycle says by now.
+pub(crate) async fn task_of(store: &dyn Store, sandbox: &SandboxId, fork: ForkView) -> Result<Task> {
     let status = match fork.lifecycle {
         Lifecycle::Pending => TaskStatus::Pending,
-        Lifecycle::Creating => TaskStatus::Assigned,
+        Lifecycle::Creating => {
+            let heard = EventQuery { kinds: vec!["agent.".into()], limit: 1, ..Default::default() };
+            if store.read_sandbox(sandbox, &heard).await?.is_empty() {
+                TaskStatus::Assigned
+            } else {
+                TaskStatus::Running
+            }
+        }
         Lifecycle::Running | Lifecycle::Completing => TaskStatus::Running,
         Lifecycle::Completed => TaskStatus::Completed,
         Lifecycle::Failed => TaskStatus::Failed,
     };
-    Ok(Json(Task {
-        sandbox_id: sandbox,
-        task_id: format!("{}/{}", run.id, fork.fork),
+    Ok(Task {
+        sandbox_id: sandbox.to_string(),
+        task_id: format!("{}/{}", fork.run, fork.fork),
         status,
         outcome: fork.outcome.map(Into::into),
         model: fork.model,
         error: fork.error,
-    }))
+    })
+}
+
+/// The task of the agent in a sandbox.
+#[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/task", tag = "sandboxes", params(("sandbox" = String, Path)),
+    security(("token" = ["read"]), ("sandbox" = [])), responses((status = 200, body = Task)))]
+pub(super) async fn sandbox_task(
+    State(app): State<App>,
+    claims: Option<Extension<Claims>>,
+    Path(sandbox): Path<String>,
+) -> Result<Json<Task>> {
+    let fork = match claims {
+        // Whoever is inside says by its token whom it works for.
+        Some(Extension(c)) => app.fork(&app.run(c.run.as_str()).await?, c.fork).await?,
+        None => app.fork_of(&sandbox).await?.1,
+    };
+    Ok(Json(task_of(app.store(), &App::sandbox_id(&sandbox)?, fork).await?))
 }
 
 /// Says something to the agent in a sandbox.

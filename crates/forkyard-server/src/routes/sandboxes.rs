@@ -88,6 +88,7 @@ impl App {
                 allow: r.allow.clone().unwrap_or_else(|| network.allow.clone()),
                 no_default_allow: r.no_default_allow.unwrap_or(network.no_default_allow),
                 secrets: vec![],
+                internal: false,
             },
             env: r.env.clone().unwrap_or_else(|| plan.env.clone()),
             // Folders of the host are the configuration's to give.

@@ -1,3 +1,4 @@
+mod inside;
 mod stream;
 mod websocket;
 mod world;

@@ -7,14 +7,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use forkyard_core::run::{Command, Run};
 use forkyard_core::spec::RunSpec;
-use forkyard_core::view::{RunOutcome, RunStatus, View};
-use forkyard_core::{ForkNum, RunId, Timestamp};
+use forkyard_core::view::{ForkView, Lifecycle, RunOutcome, RunStatus, View};
+use forkyard_core::{Attempt, ForkNum, HostId, Millis, RunId, SandboxId, Timestamp, Usd};
 use forkyard_engine::clock::Clock;
 use forkyard_engine::git::{Git, GitConfig};
+use forkyard_engine::inside::Tokens;
 use forkyard_engine::models::{Models, ModelsConfig};
 use forkyard_engine::sandboxes::Sandboxes;
 use forkyard_engine::{Engine, EngineError, log};
 use forkyard_server::access::make_token;
+use forkyard_server::inside::Inside;
 use forkyard_server::{App, Parts, serve};
 use forkyard_store::{
     Append, CreateRun, EventLog, LeaseToken, Leases, MessageId, NewEvent, Scope, Source, StreamId, Views,
@@ -52,6 +54,8 @@ pub struct World {
     pub url: String,
     pub token: String,
     pub http: reqwest::Client,
+    pub tokens: Tokens,
+    pub inside: Inside,
     stop: CancellationToken,
 }
 
@@ -63,10 +67,19 @@ impl Drop for World {
 
 impl World {
     pub async fn new() -> World {
+        World::with(ModelsConfig::default()).await
+    }
+
+    pub async fn with(models: ModelsConfig) -> World {
         // Fails only if another test of this process was first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store = Arc::new(MemStore::default());
         let stop = CancellationToken::new();
+        let home = tempfile::tempdir().unwrap();
+        let models = Arc::new(Models::new(models));
+        let tokens = Tokens::open(store.clone(), HostId::new("h1").unwrap(), home.path()).unwrap();
+        let inside =
+            Inside::new(store.clone(), models.clone(), tokens.clone(), Clock::system(), stop.clone());
         let app = App::new(Parts {
             store: store.clone(),
             engine: Arc::new(NoDriver),
@@ -76,8 +89,9 @@ impl World {
                 github_token: None,
                 timeout: Duration::from_secs(1),
             })),
-            models: Arc::new(Models::new(ModelsConfig::default())),
+            models,
             sandboxes: Sandboxes::new(BTreeMap::new()),
+            inside: inside.clone(),
             clock: Clock::system(),
             defaults: RunSpec::new("", "", "sonnet", 1),
             prompt_prefix: None,
@@ -92,12 +106,17 @@ impl World {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         tokio::spawn(serve(listener, app.router(), None, stop.clone()));
-        World { store, app, url, token, http: reqwest::Client::new(), stop }
+        World { store, app, url, token, http: reqwest::Client::new(), tokens, inside, stop }
     }
 
     pub async fn run(&self, name: &str) -> Driver {
+        self.run_with(name, None).await
+    }
+
+    pub async fn run_with(&self, name: &str, budget: Option<Usd>) -> Driver {
         let id = RunId::new(name).unwrap();
-        let spec = RunSpec::new("https://me:hunter2@example.org/r", "do it", "sonnet", 1);
+        let mut spec = RunSpec::new("https://me:hunter2@example.org/r", "do it", "sonnet", 1);
+        spec.budget.run = budget;
         let (run, step) = Run::submit(Clock::system().now(), id.clone(), spec);
         let events = step.events.iter().map(|e| log::stored(Timestamp(1), e, None)).collect();
         let new = CreateRun { run: id.clone(), key: None, events, views: run.views() };
@@ -148,5 +167,37 @@ impl Driver {
         };
         self.store.append(append).await.unwrap();
         self.length += 1;
+    }
+}
+
+impl Driver {
+    /// Fork 0 under this attempt, at work in this sandbox.
+    pub async fn fork(&mut self, attempt: u32, sandbox: &str) {
+        let at = Timestamp(2);
+        let view = ForkView {
+            run: self.id.clone(),
+            fork: 0,
+            attempt: Attempt(attempt),
+            lifecycle: Lifecycle::Creating,
+            phase: "health".into(),
+            outcome: None,
+            sandbox: Some(SandboxId::new(sandbox).unwrap()),
+            name: None,
+            model: "sonnet".into(),
+            verified: None,
+            score: None,
+            turns: 0,
+            tool_calls: 0,
+            cost: Usd::ZERO,
+            tokens: 0,
+            diff: None,
+            driven: Millis::ZERO,
+            created_at: at,
+            updated_at: at,
+            started_at: None,
+            ended_at: None,
+            error: None,
+        };
+        self.append("test.forked", Value::Null, vec![View::Fork(view)]).await;
     }
 }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use clap::Args;
 use forkyard_agent::JournalEntry;
 use forkyard_core::{ForkNum, ForkRef, RunId, Timestamp};
-use forkyard_store::{EventQuery, Recorded};
+use forkyard_store::{EventQuery, Recorded, Source};
 
 use crate::cli::Global;
 use crate::error::{CliError, Result};
@@ -52,6 +52,8 @@ impl ReplayArgs {
             the_run(place, run).await?;
             the_fork(place, run, *fork).await?;
             let journal = journal(place, run, *fork).await?;
+            // Beside its entries stands what others inside its sandbox testified.
+            let journal: Vec<_> = journal.into_iter().filter(|r| r.event.source == Source::Agent).collect();
             if journal.is_empty() {
                 return Err(CliError::failure(format!("the agent of {run}/{fork} has not begun"))
                     .hint(format!("`forkyard status {run}/{fork}` says how far it came")));

@@ -124,6 +124,9 @@ pub struct RunOptions {
     /// How much the model should think: low, medium, high or max.
     #[arg(long, value_name = "LEVEL", help_heading = "Agent")]
     pub effort: Option<String>,
+    /// Run the agent itself inside the sandbox: it reaches the model only through Forkyard, and no key is in there.
+    #[arg(long, help_heading = "Agent")]
+    pub in_sandbox: bool,
     /// Template of the agent's system prompt.
     #[arg(long, value_name = "FILE", help_heading = "Agent")]
     pub agent_prompt: Option<PathBuf>,
@@ -276,6 +279,7 @@ impl RunOptions {
                 max_tool_calls: Some(s.max_tool_calls),
                 effort: s.effort,
                 max_output_tokens: Some(s.max_output_tokens),
+                in_sandbox: self.in_sandbox,
             },
         })
     }

@@ -156,6 +156,7 @@ fn parts(yard: &Yard, clock: Clock, secure: bool, stop: CancellationToken) -> Re
         git: yard.git.clone(),
         models: yard.models.clone(),
         sandboxes: yard.sandboxes.clone(),
+        inside: yard.inside.clone(),
         clock,
         defaults,
         prompt_prefix: s.prompt_prefix.clone(),

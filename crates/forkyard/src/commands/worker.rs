@@ -24,6 +24,10 @@ pub struct WorkerArgs {
     /// For whom: embedded drives the runs of the store, temporal works for a Temporal service [default: embedded].
     #[arg(long, value_name = "NAME")]
     pub engine: Option<String>,
+    /// Be the agent of the sandbox that it runs in, as the variables of the environment say (CALLBACK_URL, SANDBOX_ID,
+    /// TASK_DATA_BASE64, FORKYARD_TOKEN_FILE …).
+    #[arg(long, conflicts_with_all = ["run", "concurrency"])]
+    pub in_sandbox: bool,
     /// Leave the terminal that it was started from.
     #[arg(long, hide = true)]
     pub detached: bool,
@@ -31,6 +35,9 @@ pub struct WorkerArgs {
 
 impl WorkerArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
+        if self.in_sandbox {
+            return crate::in_sandbox::run();
+        }
         if self.detached {
             rustix::process::setsid()
                 .map_err(|e| CliError::failure(format!("the terminal can't be left: {e}")))?;

@@ -170,6 +170,7 @@ impl SandboxConfig {
                 allow: s.allow.iter().chain(&self.allow).cloned().collect(),
                 no_default_allow: s.no_default_allow,
                 secrets: vec![],
+                internal: false,
             },
             env: s.sandbox_env.iter().chain(&self.env).map(|(k, v)| (k.clone(), v.clone())).collect(),
             volumes: self.volumes.clone(),

@@ -14,6 +14,10 @@ mod crash;
 mod dashboard;
 mod demo;
 mod diff;
+// The sandboxes' own tests use more of it.
+#[allow(dead_code)]
+#[path = "../../../forkyard-sandbox/tests/it/docker_fixture.rs"]
+mod docker_fixture;
 mod docs;
 mod doctor;
 mod errors;
@@ -23,6 +27,7 @@ mod fork;
 mod gc;
 mod history;
 mod hostile;
+mod in_sandbox;
 mod list;
 mod logs;
 mod message;

@@ -78,6 +78,15 @@ impl Serialize for Fields {
 impl RawRequest {
     /// The error is for the one who asks.
     pub fn parse(body: &[u8]) -> Result<RawRequest, String> {
+        RawRequest::read(body, None)
+    }
+
+    /// A request for a count, which names no output.
+    pub fn parse_count(body: &[u8]) -> Result<RawRequest, String> {
+        RawRequest::read(body, Some(1))
+    }
+
+    fn read(body: &[u8], usual_output: Option<u32>) -> Result<RawRequest, String> {
         let fields: Fields =
             serde_json::from_slice(body).map_err(|e| format!("the body is not a JSON object: {e}"))?;
         let mut seen = Vec::new();
@@ -93,7 +102,11 @@ impl RawRequest {
         }
         let value: Value = serde_json::from_slice(body).map_err(|e| e.to_string())?;
         let model = value["model"].as_str().ok_or("model: has to be a text")?.to_string();
-        let max_tokens = value["max_tokens"].as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
+        let max_tokens = value["max_tokens"]
+            .as_u64()
+            .and_then(|n| u32::try_from(n).ok())
+            .filter(|n| *n > 0)
+            .or(usual_output);
         let mut raw = RawRequest {
             model,
             max_tokens: max_tokens.ok_or("max_tokens: has to be a positive number")?,

@@ -195,7 +195,7 @@ impl Origin {
             // A name never opens a closed address; naming the address does.
             format!("127.0.0.1:{}:ro", self.port),
         ];
-        NetworkSpec { mode: NetworkMode::Isolated, allow, no_default_allow: false, secrets: vec![] }
+        NetworkSpec { mode: NetworkMode::Isolated, allow, ..Default::default() }
     }
 }
 

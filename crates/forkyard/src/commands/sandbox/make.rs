@@ -109,6 +109,7 @@ impl MakeOptions {
                 allow: s.allow.clone(),
                 no_default_allow: s.no_default_allow,
                 secrets: vec![],
+                internal: false,
             },
             env: s.sandbox_env.clone(),
             volumes: s.volumes.iter().map(|v| volume(v)).collect(),

@@ -1,0 +1,19 @@
+//! An agent that works inside its own sandbox: the token that it shows, what it is told, and the desk where its journal and
+//! its testimony are taken in. The host starts it and listens; see `activities::worker`.
+
+mod desk;
+mod relay;
+mod task;
+mod token;
+
+pub use desk::{Desk, DeskError, Entry, MAX_JOURNAL_PAGE, Testimony};
+pub use relay::{Asked, Refusal, Relays};
+pub use task::{TaskData, bytes_as_gib};
+pub use token::{Claims, PREFIX, Refused, TOKEN_LIFETIME, Tokens};
+
+/// Where an agent inside finds its server; the proxy of every sandbox that has a token leads there.
+pub const CALLBACK_URL: &str = "http://forkyard.internal";
+
+/// Recorded when whoever works inside says that it is done.
+pub const TASK_COMPLETED: &str = "worker.task_completed";
+pub const HEARTBEAT: &str = "agent.heartbeat";

@@ -1,0 +1,242 @@
+//! Agents that run inside their sandboxes: the real program in a real sandbox, a real server that is killed with -9 in the
+//! middle, and a model behind real HTTP whose key must never be found inside.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use test_support::model_server::{Cut, ModelServer, Reply, Seen};
+
+use super::World;
+use super::docker_fixture::{Daemon, IMAGE};
+use super::serve::{PATIENCE, Server};
+
+/// A yard whose model is a server of the test, with a key that was never written anywhere before.
+struct Yard {
+    w: World,
+    model: ModelServer,
+    key: String,
+}
+
+impl Yard {
+    async fn new(more: &str) -> Yard {
+        let w = World::with_commit();
+        let model = ModelServer::start().await;
+        let name = w.dir.path().file_name().unwrap().to_str().unwrap();
+        let name: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+        let key = format!("sk-ant-api03-{}-{name}-secret", std::process::id());
+        w.user_file(&format!(
+            "[anthropic]\napi_key = {key:?}\nbase_url = {:?}\n[engine]\nheartbeat_interval = \"300ms\"\n{more}",
+            model.url()
+        ));
+        Yard { w, model, key }
+    }
+
+    fn body(&self) -> Value {
+        json!({
+            "repo": self.w.repo(), "prompt": "add a line", "model": "sonnet", "forks": 1, "budget_usd": 5,
+            "sandbox": { "network": "none" }, "agent": { "in_sandbox": true },
+        })
+    }
+}
+
+async fn start(s: &Server, body: Value) -> String {
+    let made = s.ask(Method::POST, "/api/v1/runs", Some(body), 201).await;
+    made["id"].as_str().unwrap().to_string()
+}
+
+/// The events of a run, of these kinds.
+async fn events(s: &Server, run: &str, kinds: &str) -> Vec<Value> {
+    let kinds = if kinds.is_empty() { String::new() } else { format!("&types={kinds}") };
+    let page = s.get(&format!("/api/v1/runs/{run}/events?limit=500{kinds}")).await;
+    page["events"].as_array().unwrap().clone()
+}
+
+async fn ended(s: &Server, run: &str) -> Value {
+    let ended = s.until(&format!("/api/v1/runs/{run}"), |r| r["status"] == "ended").await;
+    let all = events(s, run, "").await;
+    assert_eq!(ended["outcome"], "success", "{ended}\n{all:#?}");
+    ended
+}
+
+/// Results of tools that the model has been told.
+fn told(seen: &Seen) -> usize {
+    let blocks = seen.messages().iter().flat_map(|m| m["content"].as_array().into_iter().flatten());
+    blocks.filter(|b| b["type"] == "tool_result").count()
+}
+
+async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(since.elapsed() < PATIENCE, "{what} does not come");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_inside_reaches_the_model_and_its_user() {
+    let y = Yard::new("").await;
+    y.model.brain(|seen| match told(seen) {
+        // Another client of the same endpoint, as it is used by agents of others.
+        0 => Reply::tool(
+            "Bash",
+            json!({ "command": "curl -s -m 60 -x http://127.0.0.1:3128 $ANTHROPIC_BASE_URL/v1/messages \
+                -H \"x-api-key: $(cat $FORKYARD_TOKEN_FILE)\" -H 'anthropic-version: 2023-06-01' -H 'content-type: application/json' \
+                -d '{\"model\":\"haiku\",\"max_tokens\":2000,\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"ping\"}]}'; \
+                curl -s -o /dev/null -w ' users=%{http_code}' -x http://127.0.0.1:3128 http://forkyard.internal/api/v1/runs" }),
+        ),
+        1 => Reply::tool("Write", json!({ "file_path": "a.txt", "content": "one\ntwo\n" })),
+        2 => Reply::tool("Bash", json!({ "command": "touch waits; sleep 600" })),
+        _ => Reply::text("Done and well."),
+    });
+    let inner = y.model.seen().len();
+    assert_eq!(inner, 0);
+    let s = Server::start(&y.w);
+    let run = start(&s, y.body()).await;
+    let at = format!("/api/v1/runs/{run}");
+    // Its long command runs; an interrupt ends it at once.
+    until("the third call", async || {
+        let calls = events(&s, &run, "agent.tool_use").await;
+        calls
+            .iter()
+            .any(|e| e["data"]["input"]["command"].as_str().is_some_and(|c| c.contains("waits")))
+            .then_some(())
+    })
+    .await;
+    let fork = s.get(&format!("{at}/forks/0")).await;
+    assert_eq!(fork["lifecycle"], "RUNNING");
+    let sandbox = fork["sandbox_id"].as_str().unwrap().to_string();
+    let interrupt = json!({ "content": "That is enough.", "type": "interrupt" });
+    s.ask(Method::POST, &format!("/api/v1/sandboxes/{sandbox}/messages"), Some(interrupt), 202).await;
+    ended(&s, &run).await;
+
+    let results = events(&s, &run, "agent.tool_completed").await;
+    let said = results[0]["data"]["tool_response"].to_string();
+    assert!(
+        said.contains("message_start") && said.contains("Done and well") && said.contains("users=404"),
+        "{said}"
+    );
+    assert!(!events(&s, &run, "agent.message_injected").await.is_empty());
+    let diff = s.get(&format!("{at}/forks/0/diff?path=a.txt")).await;
+    assert!(diff["patch"].as_str().unwrap().contains("+two"), "{diff}");
+    // Who was there, from the first sign of life to the report.
+    let first = &events(&s, &run, "agent.").await[0];
+    assert_eq!((&first["type"], &first["source"]), (&json!("agent.heartbeat"), &json!("worker")));
+    assert_eq!(events(&s, &run, "worker.task_completed").await.len(), 1);
+    let task = s.get(&format!("/api/v1/sandboxes/{sandbox}/task")).await;
+    assert_eq!((&task["status"], &task["task_id"]), (&json!("completed"), &json!(format!("{run}/0"))));
+    let trajectory = s.get(&format!("/api/v1/sandboxes/{sandbox}/trajectory")).await;
+    assert!(trajectory["heartbeats"]["count"].as_u64().unwrap() > 0);
+    // All of it was paid for: the agent's turns, and the request of the other client.
+    let requests = y.model.seen();
+    assert!(requests.iter().all(|r| r.headers["x-api-key"] == y.key));
+    assert!(requests.iter().any(|r| r.body["model"].as_str().unwrap().contains("haiku")));
+    assert_eq!(y.model.bills().len(), 5);
+    let spent = s.get(&format!("{at}/forks/0")).await["cost_usd"].as_f64().unwrap();
+    assert!(spent > 0.0 && spent < 5.0, "{spent}");
+}
+
+/// Kills the server while a command runs and again while the model thinks. `search` prints how often the key is found inside.
+async fn through_kills(y: &Yard, body: Value, search: &str) {
+    let lost = Arc::new(AtomicUsize::new(0));
+    let (losing, search) = (lost.clone(), search.to_string());
+    y.model.brain(move |seen| match told(seen) {
+        0 => Reply::tool("Write", json!({ "file_path": "a.txt", "content": "one\ntwo\n" })),
+        1 => Reply::tool(
+            "Bash",
+            json!({ "command": "touch started; while ! [ -e go ]; do sleep 0.05; done; echo once >> count; cat count" }),
+        ),
+        2 if losing.fetch_add(1, Ordering::SeqCst) == 0 => Reply::text("never heard").cut(Cut::HangAfter(2)),
+        2 => Reply::tool("Bash", json!({ "command": search })),
+        _ => Reply::text("Done and well."),
+    });
+    let mut s = Server::start(&y.w);
+    let run = start(&s, body).await;
+    let fork_at = format!("/api/v1/runs/{run}/forks/0");
+    let file = async |s: &Server, sandbox: &str, name: &str| {
+        let path = format!("/api/v1/sandboxes/{sandbox}/files/content?path={name}");
+        let got = s.send(Method::GET, &path, Some(&s.token), None).await;
+        if got.status().is_success() { Some(got.text().await.unwrap()) } else { None }
+    };
+    let sandbox = until("the sandbox", async || {
+        let fork = s.send(Method::GET, &fork_at, Some(&s.token), None).await;
+        fork.json::<Value>().await.ok()?["sandbox_id"].as_str().map(str::to_string)
+    })
+    .await;
+    until("the command", async || file(&s, &sandbox, "started").await).await;
+
+    s.child.kill().unwrap();
+    s.child.wait().unwrap();
+    s = Server::start(&y.w);
+    // Somebody has taken it over, and the worker goes on for that one.
+    s.until(&fork_at, |f| f["attempt"].as_u64() >= Some(2)).await;
+    let put = s.http.put(format!("{}/api/v1/sandboxes/{sandbox}/files/content?path=go", s.url));
+    assert!(put.bearer_auth(&s.token).body("").send().await.unwrap().status().is_success());
+    until("the model's silence", async || (lost.load(Ordering::SeqCst) > 0).then_some(())).await;
+
+    s.child.kill().unwrap();
+    s.child.wait().unwrap();
+    s = Server::start(&y.w);
+    ended(&s, &run).await;
+
+    let fork = s.get(&fork_at).await;
+    assert!(fork["attempt"].as_u64() >= Some(3), "{fork}");
+    // Nothing was started twice, and nobody had to begin again.
+    let count = |kind: &'static str| {
+        let (s, run) = (&s, &run);
+        async move { events(s, run, kind).await.len() }
+    };
+    assert_eq!(count("agent.started").await, 1);
+    assert_eq!(count("agent.resumed").await, 0, "the worker itself was never lost");
+    assert_eq!(count("agent.tool_use").await, 3);
+    assert_eq!(count("agent.tool_completed").await, 3);
+    assert_eq!(count("agent.completed").await, 1);
+    assert_eq!(count("worker.task_completed").await, 1);
+    let patch = s.get(&format!("{fork_at}/diff")).await["patch"].as_str().unwrap().to_string();
+    assert!(patch.contains("+two") && patch.matches("+once").count() == 1, "{patch}");
+    let results = events(&s, &run, "agent.tool_completed").await;
+    let found = results[2]["data"]["tool_response"][0]["text"].as_str().unwrap().to_string();
+    assert!(found.contains("files=0") && found.contains("processes=0"), "{found}");
+    // Nor is it in anything that was recorded, here or in the sandbox's own answers.
+    let recorded = serde_json::to_string(&events(&s, &run, "").await).unwrap();
+    assert!(!recorded.contains(&y.key));
+    // The answer that was lost with the server counts at its worst case; it was asked for again once.
+    assert_eq!(y.model.bills().len(), 5);
+}
+
+/// A command that looks for the key in all files and all processes, and prints how often it is there. It holds the key only in
+/// halves, and looks at the processes before one of its own holds it whole.
+fn search(key: &str, before: &str, which: &str) -> String {
+    let (a, b) = key.split_at(key.len() / 2);
+    format!(
+        "k='{a}''{b}'; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline > /tmp/processes 2>/dev/null; {before} \
+         p=$(tr '\\0' '\\n' < /tmp/processes | grep -cF -- \"$k\"); \
+         n=$(find / \\( -path /proc -o -path /sys \\) -prune -o -type f {which} -print0 2>/dev/null | \
+             xargs -0 grep -lF -- \"$k\" 2>/dev/null | wc -l); \
+         e=$(tr '\\0' '\\n' < /tmp/processes | grep -c SANDBOX); echo files=$n processes=$p seen=$e"
+    )
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_work_goes_on_through_servers_that_are_killed() {
+    let y = Yard::new("").await;
+    // What was not changed since the key came to be can't hold it; the time of a change can't be set back.
+    let search = search(&y.key, "touch -d '1 hour ago' /tmp/ref;", "-cnewer /tmp/ref");
+    through_kills(&y, y.body(), &search).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_in_a_container() {
+    let Some(daemon) = Daemon::start_for(&[Path::new(env!("CARGO_BIN_EXE_forkyard"))]).await else { return };
+    let y = Yard::new(&format!("[docker]\nhost = {:?}\n", daemon.host())).await;
+    let search = search(&y.key, "", "");
+    let mut body = y.body();
+    body["sandbox"] = json!({ "network": "none", "provider": "docker", "image": IMAGE });
+    through_kills(&y, body, &search).await;
+}
