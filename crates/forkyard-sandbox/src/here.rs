@@ -176,6 +176,9 @@ impl Sandbox for Here {
     ) -> Result<u64> {
         self.client.write_file_from(path, data, mode).await
     }
+    async fn unpack(&self, dir: &str, archive: &mut (dyn AsyncRead + Send + Unpin)) -> Result<u64> {
+        self.client.unpack(dir, archive).await
+    }
     async fn stat(&self, path: &str) -> Result<FileInfo> {
         self.client.stat(path).await
     }

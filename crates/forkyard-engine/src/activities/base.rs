@@ -48,6 +48,7 @@ impl Hands {
     /// Once for each of the starts that the run's forks ask for, one after the other in the sandbox of the same name: whatever
     /// happens there is one sandbox to clean up, and its run knows of it.
     pub(super) async fn prepare_base(&self, job: &Job, id: &SandboxId) -> TaskResult {
+        self.check_inside(job)?;
         let (repo, commit, branch) = self.resolve(job).await?;
         let base = Base {
             commit: commit.to_string(),

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use forkyard_agent::event::Completed;
 use forkyard_agent::{AgentEvent, AgentOutcome, JournalEntry};
+use forkyard_core::spec::ForkSpec;
 use forkyard_core::task::{Base, ErrorClass, TaskError, TaskResult};
 use forkyard_core::{CallId, Millis, SandboxId};
 use forkyard_sandbox::{ErrorKind, Exec, ExecEvent, ExecRequest, ExecResult, Sandbox, Signal};
@@ -21,6 +22,7 @@ use super::checkpoint::read;
 use super::{Hands, Job, now, sandbox_error, sandbox_gone, store_error, tail};
 use crate::inside::{CALLBACK_URL, Claims, HEARTBEAT, TASK_COMPLETED, TOKEN_LIFETIME, TaskData, Tokens};
 use crate::log::load_fork;
+use crate::models::{OPENAI, SCRIPT};
 use crate::ports::Tenure;
 
 /// The call that the worker runs as, in every attempt.
@@ -35,6 +37,9 @@ const END_GRACE: Duration = Duration::from_secs(10);
 const MAX_WORDS: usize = 8 << 10;
 /// Messages, answers and news wake it; this is for a store that can't tell.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// A worker that has not been heard of for this long is ended, however short its heartbeat is: a loaded machine is slow.
+const LEAST_SILENCE: Duration = Duration::from_secs(20);
 
 /// What a host needs to let agents work inside.
 pub struct Inside {
@@ -73,6 +78,25 @@ impl Hands {
         self.config.inside.as_ref().ok_or_else(|| {
             TaskError::new(ErrorClass::Permanent, "this host does not let agents work inside sandboxes")
         })
+    }
+
+    /// Before anything is made: can the run's agents work inside at all?
+    pub(super) fn check_inside(&self, job: &Job) -> Result<(), TaskError> {
+        if !job.spec.agent.in_sandbox {
+            return Ok(());
+        }
+        self.inside()?;
+        let other = |f: &&ForkSpec| f.model.starts_with(SCRIPT) || f.model.starts_with(OPENAI);
+        match job.spec.forks.iter().find(other) {
+            Some(fork) => Err(TaskError::new(
+                ErrorClass::Permanent,
+                format!(
+                    "agent.in_sandbox: {} is not served inside sandboxes; use a model of Anthropic's API, or run the agent outside",
+                    fork.model
+                ),
+            )),
+            None => Ok(()),
+        }
     }
 
     fn home(&self) -> String {
@@ -198,10 +222,14 @@ impl Hands {
         let mut watch = self.store.watch(Some(&job.run));
         let mut words = Words::default();
         let mut done_at: Option<tokio::time::Instant> = None;
+        // Before the third heartbeat in a row is missed, when the engine would take the whole task for lost.
+        let patience = (self.config.agent.heartbeat * 5 / 2).max(LEAST_SILENCE);
+        let mut heard_at = tokio::time::Instant::now();
         loop {
             let news = listener.news(&*self.store).await?;
             if news.any {
                 job.heartbeat.beat();
+                heard_at = tokio::time::Instant::now();
             }
             if let Some(onlooker) = self.onlooker.as_ref().filter(|_| !news.entries.is_empty()) {
                 onlooker.recorded(&job.run, Self::fork(job), &news.entries);
@@ -231,6 +259,12 @@ impl Hands {
                 () = overdue => {
                     stop(&mut exec).await;
                     return Ok((End::Done, words, token));
+                }
+                () = tokio::time::sleep_until(heard_at + patience) => {
+                    stop(&mut exec).await;
+                    let _ = sandbox.forget(&call()).await;
+                    let why = format!("nothing was heard of the worker for {} s", patience.as_secs());
+                    return Err(TaskError::new(ErrorClass::Transient, why));
                 }
                 () = watch.changed() => {}
                 () = tokio::time::sleep(LOOK_EVERY) => {}

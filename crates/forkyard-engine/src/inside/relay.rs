@@ -118,7 +118,8 @@ impl Relays {
         }
         let run = self.store.run(&c.run).await?.ok_or(Refusal::Stale)?;
         let limited = run.limits.run.is_some() || run.limits.fork.is_some();
-        let (inference, _) = self.models.open(&named.model).map_err(Refusal::Unavailable)?;
+        // A key that is missing does not come by waiting.
+        let (inference, _) = self.models.open(&named.model).map_err(Refusal::Invalid)?;
         let tenure = Tenure {
             store: self.store.clone(),
             run: c.run.clone(),

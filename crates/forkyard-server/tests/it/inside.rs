@@ -163,11 +163,14 @@ async fn inside_there_is_nothing_of_the_users() {
     assert_eq!(get("/api/v1/sandboxes/s2/task", &other).await, 403);
     assert_eq!(get("/api/v1/sandboxes/s1/task", &other).await, 403);
     for (method, path, _, by_sandbox) in operations(&w).await {
-        let request = w.http.request(method.clone(), format!("{url}{path}"));
-        let status = request.bearer_auth(&w.token).send().await.unwrap().status().as_u16();
+        let ask = async |token: &str| {
+            let request = w.http.request(method.clone(), format!("{url}{path}"));
+            request.bearer_auth(token).send().await.unwrap().status().as_u16()
+        };
         if by_sandbox {
-            assert_eq!(status, 401, "{method} {path}");
+            assert_eq!(ask(&w.token).await, 401, "{method} {path}");
         } else {
+            let status = ask(&token).await;
             assert!(matches!(status, 404 | 405), "{method} {path}: {status}");
         }
     }
@@ -204,18 +207,22 @@ async fn testimony_is_bounded_and_counted_once() {
     let seen =
         ask(&w, Method::GET, "/api/v1/sandboxes/s1/events?event_type=agent.message", &w.token, None).await.1;
     assert_eq!((&seen["total_count"], &seen["events"][0]["source"]), (&json!(1), &json!("worker")), "{seen}");
-    for _ in 0..10 {
-        assert_eq!(post("agent.heartbeat", json!({}), None).await.0, 201);
+    // Time passes and gives some back; a flood ends soon all the same. Each kind of request has its own count.
+    for (kind, least, most) in [("agent.heartbeat", 10, 60), ("agent.message", 80, 300)] {
+        let mut taken = 0;
+        loop {
+            let body = json!({ "event_type": kind });
+            let answer = send(&w, Method::POST, at, Some(&token), Some(body)).await;
+            match answer.status().as_u16() {
+                201 => taken += 1,
+                status => {
+                    assert_eq!((status, answer.headers().contains_key("retry-after")), (429, true));
+                    break;
+                }
+            }
+        }
+        assert!((least..=most).contains(&taken), "{kind} {taken}");
     }
-    let late =
-        send(&w, Method::POST, at, Some(&token), Some(json!({ "event_type": "agent.heartbeat" }))).await;
-    assert_eq!((late.status().as_u16(), late.headers().contains_key("retry-after")), (429, true));
-    // Heartbeats have their own count, and so has every other kind of request.
-    let mut taken = 0;
-    while post("agent.message", json!({}), None).await.0 == 201 {
-        taken += 1;
-    }
-    assert!((80..=110).contains(&taken), "{taken}");
     assert_eq!(ask(&w, Method::GET, "/api/v1/sandboxes/s1/messages", &token, None).await.0, 200);
 }
 
@@ -271,7 +278,7 @@ async fn a_message_wakes_whoever_waits_and_waiting_is_not_counted() {
     let (w, mut driver, token) = at_work(ModelsConfig::default(), None).await;
     let at = "/api/v1/sandboxes/s1/messages";
     for _ in 0..35 {
-        assert_eq!(ask(&w, Method::GET, &format!("{at}?wait_ms=1"), &token, None).await.0, 200);
+        assert_eq!(ask(&w, Method::GET, &format!("{at}?wait_ms=20"), &token, None).await.0, 200);
     }
     assert_eq!(ask(&w, Method::GET, &format!("{at}?wait_ms=60001"), &token, None).await.0, 422);
     let run = RunId::new("r1").unwrap();
@@ -371,7 +378,7 @@ async fn the_model_answers_under_the_runs_budget_and_our_key() {
         assert_eq!((&body["type"], &body["error"]["type"]), (&json!("error"), &json!(kind)), "{body}");
     }
     let count = w.http.post(format!("{}/v1/messages/count_tokens", w.url)).header("x-api-key", &token);
-    let body = json!({ "model": "sonnet", "messages": [{ "role": "user", "content": "go" }] });
+    let body = json!({ "model": "sonnet", "messages": [{ "role": "user", "content": [{ "type": "text", "text": "go" }] }] });
     let counted: Value = count.json(&body).send().await.unwrap().json().await.unwrap();
     assert!(counted["input_tokens"].as_u64().unwrap() > 0, "{counted}");
 }

@@ -40,9 +40,9 @@ pub fn run() -> Result<Exit> {
 async fn work(v: Variables) -> Result<Exit> {
     let stop = stop_on_signals()?;
     let client = Arc::new(Client::new(&v.callback_url, v.task.sandbox.clone(), v.token)?);
+    ports::announce(&client).await.map_err(|e| CliError::failure(e.to_string()))?;
     let config = v.task.config();
     let events = Arc::new(AtomicU64::new(0));
-    // The first sign of life comes before all else: whoever started this waits for it.
     let _heart = tokio_util::task::AbortOnDropHandle::new(tokio::spawn(ports::beat(
         client.clone(),
         config.heartbeat,

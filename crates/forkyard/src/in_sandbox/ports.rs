@@ -13,7 +13,7 @@ use forkyard_engine::clock::Clock;
 use forkyard_engine::inside::HEARTBEAT;
 use forkyard_server::inside::wire;
 use reqwest::Method;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -21,8 +21,6 @@ use super::client::{ANSWER_WITHIN, Client, Refused};
 
 /// How long a question for messages waits before it is asked again.
 const POLL_MS: u64 = 25_000;
-/// Before the first heartbeat has arrived, the next try comes soon.
-const FIRST_BEAT_AGAIN: Duration = Duration::from_millis(500);
 const MAX_REPORT_CHARS: usize = wire::MAX_OUTPUT_CHARS;
 
 fn journal_error(e: Refused) -> JournalError {
@@ -191,24 +189,29 @@ impl EventSink for CountingSink {
     }
 }
 
+fn heartbeat(clock: Clock, events: u64) -> Value {
+    let data = json!({ "timestamp": clock.now().0, "status": "running", "event_count": events });
+    json!({ "event_type": HEARTBEAT, "event_data": data, "source": "worker" })
+}
+
+/// The first sign of life, until it has been heard: whoever started this worker waits for it.
+pub async fn announce(client: &Client) -> Result<(), Refused> {
+    let beat = heartbeat(Clock::system(), 0);
+    let _: wire::Received = client.patiently(Method::POST, "events", Some(&beat), ANSWER_WITHIN).await?;
+    Ok(())
+}
+
 /// Says that this worker is there. One that is lost is made up for by the next.
 pub async fn beat(client: Arc<Client>, every: Duration, events: Arc<AtomicU64>) {
     let clock = Clock::system();
-    let mut heard = false;
     loop {
-        let data = json!({
-            "timestamp": clock.now().0, "status": "running", "event_count": events.load(Ordering::Relaxed),
-        });
-        let beat = json!({ "event_type": HEARTBEAT, "event_data": data, "source": "worker" });
-        match client.once("events", &beat).await {
-            Ok(()) => heard = true,
-            Err(e) => tracing::debug!("a heartbeat was lost: {e}"),
-        }
-        let pause = if heard { every } else { every.min(FIRST_BEAT_AGAIN) };
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(every) => {}
             // Whoever took the fork over wants to know that this one is there.
             () = client.taken_up.notified() => {}
+        }
+        if let Err(e) = client.once("events", &heartbeat(clock, events.load(Ordering::Relaxed))).await {
+            tracing::debug!("a heartbeat was lost: {e}");
         }
     }
 }

@@ -83,20 +83,19 @@ async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
 async fn an_agent_inside_reaches_the_model_and_its_user() {
     let y = Yard::new("").await;
     y.model.brain(|seen| match told(seen) {
+        _ if seen.body["model"].as_str().is_some_and(|m| m.contains("haiku")) => Reply::text("pong"),
         // Another client of the same endpoint, as it is used by agents of others.
         0 => Reply::tool(
             "Bash",
             json!({ "command": "curl -s -m 60 -x http://127.0.0.1:3128 $ANTHROPIC_BASE_URL/v1/messages \
                 -H \"x-api-key: $(cat $FORKYARD_TOKEN_FILE)\" -H 'anthropic-version: 2023-06-01' -H 'content-type: application/json' \
-                -d '{\"model\":\"haiku\",\"max_tokens\":2000,\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":\"ping\"}]}'; \
+                -d '{\"model\":\"haiku\",\"max_tokens\":2000,\"stream\":true,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"ping\"}]}]}'; \
                 curl -s -o /dev/null -w ' users=%{http_code}' -x http://127.0.0.1:3128 http://forkyard.internal/api/v1/runs" }),
         ),
         1 => Reply::tool("Write", json!({ "file_path": "a.txt", "content": "one\ntwo\n" })),
         2 => Reply::tool("Bash", json!({ "command": "touch waits; sleep 600" })),
         _ => Reply::text("Done and well."),
     });
-    let inner = y.model.seen().len();
-    assert_eq!(inner, 0);
     let s = Server::start(&y.w);
     let run = start(&s, y.body()).await;
     let at = format!("/api/v1/runs/{run}");
@@ -118,10 +117,7 @@ async fn an_agent_inside_reaches_the_model_and_its_user() {
 
     let results = events(&s, &run, "agent.tool_completed").await;
     let said = results[0]["data"]["tool_response"].to_string();
-    assert!(
-        said.contains("message_start") && said.contains("Done and well") && said.contains("users=404"),
-        "{said}"
-    );
+    assert!(said.contains("message_start") && said.contains("pong") && said.contains("users=404"), "{said}");
     assert!(!events(&s, &run, "agent.message_injected").await.is_empty());
     let diff = s.get(&format!("{at}/forks/0/diff?path=a.txt")).await;
     assert!(diff["patch"].as_str().unwrap().contains("+two"), "{diff}");
@@ -239,4 +235,41 @@ async fn the_same_in_a_container() {
     let mut body = y.body();
     body["sandbox"] = json!({ "network": "none", "provider": "docker", "image": IMAGE });
     through_kills(&y, body, &search).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_killed_is_followed_by_another() {
+    let y = Yard::new("").await;
+    // The agent ends its own worker, once.
+    let killing = "[ -e killed ] || { touch killed; for p in /proc/[0-9]*; do \
+                   tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep -q 'worker --in-[s]andbox' && kill -9 ${p#/proc/}; done; sleep 1; }; \
+                   echo on >> a.txt";
+    y.model.brain(move |seen| match told(seen) {
+        0 => Reply::tool("Bash", json!({ "command": killing })),
+        _ => Reply::text("Done and well."),
+    });
+    let s = Server::start(&y.w);
+    let run = start(&s, y.body()).await;
+    ended(&s, &run).await;
+    assert_eq!(events(&s, &run, "agent.resumed").await.len(), 1);
+    assert_eq!(events(&s, &run, "agent.completed").await.len(), 1);
+    let errors = serde_json::to_string(&events(&s, &run, "fork.").await).unwrap();
+    assert!(
+        errors.contains("SIGKILL") && errors.contains("out of memory?"),
+        "the end has a diagnosis: {errors}"
+    );
+    let diff = s.get(&format!("/api/v1/runs/{run}/forks/0/diff?path=a.txt")).await;
+    assert_eq!(diff["patch"].as_str().unwrap().matches("+on").count(), 1, "{diff}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_that_are_not_served_inside_are_refused_at_once() {
+    let y = Yard::new("").await;
+    let s = Server::start(&y.w);
+    let mut body = y.body();
+    body["model"] = y.w.model().into();
+    let run = start(&s, body).await;
+    let ended = s.until(&format!("/api/v1/runs/{run}"), |r| r["status"] == "ended").await;
+    assert_eq!(ended["outcome"], "failed");
+    assert!(ended["error"].as_str().unwrap().contains("in_sandbox"), "{ended}");
 }

@@ -28,6 +28,7 @@ mod gc;
 mod history;
 mod hostile;
 mod in_sandbox;
+mod in_sandbox_wire;
 mod list;
 mod logs;
 mod message;

@@ -27,8 +27,12 @@ async fn every_answer_is_as_described() {
     // So that there is something to find.
     let run = w.ended(&[]);
     let s = Server::start_with(&w, &["--port", "0", "--no-work"]);
+    // From a file: of an address it would leave out the very one that it read the description from.
+    let described = s.get("/api/v1/openapi.json").await;
+    let file = w.dir.path().join("openapi.json");
+    w.write(&file, &described.to_string());
     let done = Command::new(program)
-        .args(["run", &format!("{}/api/v1/openapi.json", s.url), "--no-color", "--seed", "7"])
+        .args(["run", file.to_str().unwrap(), "--url", &s.url, "--no-color", "--seed", "7"])
         .args(["-H", &format!("Authorization: Bearer {}", s.token)])
         .args([
             "--checks",
@@ -40,19 +44,14 @@ async fn every_answer_is_as_described() {
         .unwrap();
     let said = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success(), "{said}");
-    // It selects one operation fewer than there are; which one and why is not known yet.
-    let operations = s.get("/api/v1/openapi.json").await["paths"]
-        .as_object()
-        .unwrap()
-        .values()
-        .map(|item| item.as_object().unwrap().len())
-        .sum::<usize>();
+    let paths = described["paths"].as_object().unwrap().values();
+    let operations = paths.map(|item| item.as_object().unwrap().len()).sum::<usize>();
     let number = |after: &str| -> usize {
         let rest = said.split(after).nth(1).unwrap_or_default().trim_start();
         rest.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default().parse().unwrap_or(0)
     };
     let (selected, tested) = (number("Operations:"), number("Tested:"));
-    assert!(selected == tested && selected + 1 >= operations, "{operations} operations: {said}");
+    assert_eq!((selected, tested), (operations, operations), "{said}");
     assert_eq!(s.get(&format!("/api/v1/runs/{run}")).await["outcome"], "success");
     // What it made is gone with it.
     let made = s.get("/api/v1/sandboxes?limit=500").await;
