@@ -18,7 +18,6 @@ use forkyard_agent::{Agent, AgentError};
 use forkyard_core::pricing::PriceBook;
 use forkyard_sandbox::here::Here;
 
-use crate::commands::worker::log_to_stderr;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::runs::stop_on_signals;
@@ -35,6 +34,14 @@ pub fn run() -> Result<Exit> {
     let variables = Variables::read(&env)?;
     log_to_stderr(env.get("FORKYARD_LOG").map_or("warn", String::as_str));
     crate::runtime()?.block_on(work(variables))
+}
+
+/// Whoever started it keeps the end of what it says.
+fn log_to_stderr(filter: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    // Fails only if somebody listens already.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
 }
 
 async fn work(v: Variables) -> Result<Exit> {
