@@ -120,7 +120,20 @@ impl Yard {
             config,
         );
         let sandboxes = Sandboxes::new(providers.clone());
-        Ok(Yard { settings, store, engine, git, models, providers, sandboxes, hands, owner, doing, host, inside })
+        Ok(Yard {
+            settings,
+            store,
+            engine,
+            git,
+            models,
+            providers,
+            sandboxes,
+            hands,
+            owner,
+            doing,
+            host,
+            inside,
+        })
     }
 
     pub fn new_run_id() -> RunId {
