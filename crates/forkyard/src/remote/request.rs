@@ -62,6 +62,7 @@ pub fn create(spec: &RunSpec) -> Result<CreateRun> {
             max_tool_calls: agent.max_tool_calls,
             effort: agent.effort.map(Into::into),
             max_output_tokens: agent.max_output_tokens,
+            in_sandbox: Some(agent.in_sandbox),
         }),
     })
 }
