@@ -177,6 +177,8 @@ fn said(e: ErrorDetail) -> CliError {
         | Code::TokenExpired
         | Code::TokenRevoked
         | Code::WrongScope
+        | Code::OtherSandbox
+        | Code::StaleAttempt
         | Code::OriginRefused
         | Code::FileNotFound
         | Code::NoResult
@@ -187,6 +189,7 @@ fn said(e: ErrorDetail) -> CliError {
         | Code::HostRefused
         | Code::Unsupported
         | Code::TooMany
+        | Code::RateLimited
         | Code::Internal
         | Code::Unavailable => Exit::Failure,
     };
