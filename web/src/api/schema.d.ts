@@ -670,7 +670,8 @@ export interface paths {
         /** What was reported of a sandbox, newest first. */
         get: operations["sandbox_events"];
         put?: never;
-        post?: never;
+        /** Says that something happened inside; `agent.heartbeat` says that somebody is there. */
+        post: operations["post_event"];
         delete?: never;
         options?: never;
         head?: never;
@@ -802,6 +803,24 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/sandboxes/{sandbox}/journal": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The journal of the fork's agent, from its beginning. */
+        get: operations["read_journal"];
+        put?: never;
+        /** Appends to the journal of the fork's agent. */
+        post: operations["write_journal"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/sandboxes/{sandbox}/messages": {
         parameters: {
             query?: never;
@@ -809,7 +828,8 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        get?: never;
+        /** Messages for the agent, as soon as there are any. */
+        get: operations["inbox"];
         put?: never;
         /** Says something to the agent in a sandbox. */
         post: operations["sandbox_message"];
@@ -952,6 +972,23 @@ export interface paths {
         get: operations["sandbox_task"];
         put?: never;
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sandboxes/{sandbox}/task-complete": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Reports the end of the work. Can be sent again until it is answered. */
+        post: operations["task_complete"];
         delete?: never;
         options?: never;
         head?: never;
@@ -1101,6 +1138,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/messages": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** A request to a model, streamed or not, in the format of Anthropic's Messages API. */
+        post: operations["messages"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/messages/count_tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** How many tokens a request has. */
+        post: operations["count_tokens"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -1154,6 +1225,11 @@ export interface components {
             /** @default null */
             effort: components["schemas"]["Effort"] | null;
             /**
+             * @description The agent itself runs inside its sandbox and reaches the model only through this server.
+             * @default null
+             */
+            in_sandbox: boolean | null;
+            /**
              * Format: int32
              * @description Tokens of one answer.
              * @default null
@@ -1175,6 +1251,34 @@ export interface components {
         };
         AllStats: {
             sandboxes: components["schemas"]["SandboxStats"][];
+        };
+        AnthropicDetail: {
+            message: string;
+            type: string;
+        };
+        /** @description An error as clients of the Messages API know it. */
+        AnthropicError: {
+            error: components["schemas"]["AnthropicDetail"];
+            /** @description `error`. */
+            type: string;
+        };
+        /** @description Entries to append, all or none. */
+        AppendJournal: {
+            /** @description Messages that the agent has taken in with them. */
+            delivered?: number[];
+            entries: components["schemas"]["JournalEntry"][];
+            /**
+             * Format: int64
+             * @description How many entries the fork's journals have before them. The same entries at the same position are appended once.
+             */
+            position: number;
+        };
+        Appended: {
+            /**
+             * Format: int64
+             * @description How many entries the fork's journals have now.
+             */
+            position: number;
         };
         AuditEntry: {
             /** @description `run.pause`, `fork.message`, `sandbox.exec` … */
@@ -1276,7 +1380,7 @@ export interface components {
          * @description What went wrong, for programs. Names and meanings are for ever.
          * @enum {string}
          */
-        Code: "bad_request" | "unauthenticated" | "token_expired" | "token_revoked" | "wrong_scope" | "origin_refused" | "path_refused" | "not_found" | "run_not_found" | "fork_not_found" | "sandbox_not_found" | "file_not_found" | "token_not_found" | "no_result" | "method_not_allowed" | "ended" | "idempotency_key_reused" | "conflict" | "too_large" | "unsupported_media_type" | "host_refused" | "invalid" | "unsupported" | "too_many" | "internal" | "unavailable";
+        Code: "bad_request" | "unauthenticated" | "token_expired" | "token_revoked" | "wrong_scope" | "other_sandbox" | "stale_attempt" | "origin_refused" | "path_refused" | "not_found" | "run_not_found" | "fork_not_found" | "sandbox_not_found" | "file_not_found" | "token_not_found" | "no_result" | "method_not_allowed" | "ended" | "idempotency_key_reused" | "conflict" | "too_large" | "unsupported_media_type" | "host_refused" | "invalid" | "unsupported" | "too_many" | "rate_limited" | "internal" | "unavailable";
         /** @description What a commit says of itself. */
         Commit: {
             /**
@@ -1313,6 +1417,10 @@ export interface components {
             same: number;
             /** Format: int32 */
             winner?: number | null;
+        };
+        Counted: {
+            /** Format: int64 */
+            input_tokens: number;
         };
         /** @description What a run is to be. What is left out is as the server's settings say. */
         CreateRun: {
@@ -1523,6 +1631,8 @@ export interface components {
              */
             next_after?: number | null;
         };
+        /** @enum {string} */
+        EventSource: "agent" | "worker" | "system";
         /** @description A command to run. Nothing is joined into a shell's string. */
         ExecRequest: {
             /** @description The program and its arguments. */
@@ -1670,6 +1780,21 @@ export interface components {
             /** Format: int64 */
             last_at?: number | null;
         };
+        InboxMessage: {
+            /**
+             * Format: int64
+             * @description Milliseconds since 1970.
+             */
+            at: number;
+            content: string;
+            /** Format: int64 */
+            id: number;
+            type: components["schemas"]["MessageType"];
+        };
+        InboxPage: {
+            /** @description Not delivered yet, oldest first. An append to the journal delivers them. */
+            messages: components["schemas"]["InboxMessage"][];
+        };
         /** @enum {string} */
         InjectMode: "immediate" | "next_turn";
         Interrupt: {
@@ -1688,6 +1813,26 @@ export interface components {
             interventions: components["schemas"]["PastIntervention"][];
             /** @description For the next page; null at the end. */
             next_cursor?: string | null;
+        };
+        /** @description An entry of the agent's journal. */
+        JournalEntry: {
+            /**
+             * Format: int64
+             * @description Milliseconds since 1970.
+             */
+            at: number;
+            event_data: unknown;
+            event_type: string;
+            /** Format: int32 */
+            version: number;
+        };
+        JournalPage: {
+            entries: components["schemas"]["JournalEntry"][];
+            /**
+             * Format: int64
+             * @description For the next page, as `after`; null at the end.
+             */
+            next_after?: number | null;
         };
         /** @enum {string} */
         Lifecycle: "PENDING" | "CREATING" | "RUNNING" | "COMPLETING" | "COMPLETED" | "FAILED";
@@ -1743,6 +1888,19 @@ export interface components {
          * @enum {string}
          */
         PermissionMode: "default" | "acceptEdits" | "plan" | "bypassPermissions";
+        /** @description Something that happened inside. */
+        PostEvent: {
+            /** @description At most 100 KB. */
+            event_data?: {
+                [key: string]: unknown;
+            };
+            /** @description Makes the same event twice one. */
+            event_id?: string | null;
+            /** @description At most 100 characters of A-Z, a-z, 0-9, `_` and `.`. */
+            event_type: string;
+            /** @description Who says so; it is recorded as testimony from inside whoever that is. */
+            source?: components["schemas"]["EventSource"];
+        };
         /** @enum {string} */
         Priority: "normal" | "urgent";
         Progress: {
@@ -1769,6 +1927,25 @@ export interface components {
             /** Format: int32 */
             fork: number;
             reason: string;
+        };
+        Received: {
+            /** @description Its own id, or its position in the run. */
+            event_id: string;
+            event_type: string;
+            sandbox_id: string;
+            /** @description `received`. */
+            status: string;
+            /**
+             * Format: int64
+             * @description Milliseconds since 1970.
+             */
+            timestamp: number;
+        };
+        Reported: {
+            /** @description `received`. */
+            status: string;
+            /** @description RUN/N. */
+            task_id: string;
         };
         ResultFile: {
             change?: components["schemas"]["ChangedFile"] | null;
@@ -2045,6 +2222,11 @@ export interface components {
             /** Format: int32 */
             processes: number;
         };
+        /**
+         * @description Why whoever worked inside has stopped.
+         * @enum {string}
+         */
+        StopReason: "end_turn" | "max_tokens" | "refusal" | "max_turns" | "budget_exceeded" | "timeout" | "context_too_long";
         /** @description A fork, as whoever works in its sandbox sees it. */
         Task: {
             error?: string | null;
@@ -2054,6 +2236,18 @@ export interface components {
             status: components["schemas"]["TaskStatus"];
             /** @description RUN/N. */
             task_id: string;
+        };
+        /** @description The work is done, or will not be. */
+        TaskComplete: {
+            /** @description The last words; at most 50,000 characters. */
+            final_output?: string;
+            /** @description `end_turn` if it says nothing and succeeded. */
+            stop_reason?: components["schemas"]["StopReason"];
+            success: boolean;
+            /** Format: int32 */
+            tool_calls?: number;
+            /** Format: int32 */
+            turns?: number;
         };
         /** @enum {string} */
         TaskStatus: "pending" | "assigned" | "running" | "completed" | "failed";
@@ -2166,6 +2360,10 @@ export type Achieved = components['schemas']['Achieved'];
 export type AddForks = components['schemas']['AddForks'];
 export type AgentPlan = components['schemas']['AgentPlan'];
 export type AllStats = components['schemas']['AllStats'];
+export type AnthropicDetail = components['schemas']['AnthropicDetail'];
+export type AnthropicError = components['schemas']['AnthropicError'];
+export type AppendJournal = components['schemas']['AppendJournal'];
+export type Appended = components['schemas']['Appended'];
 export type AuditEntry = components['schemas']['AuditEntry'];
 export type AuditPage = components['schemas']['AuditPage'];
 export type ChangeKind = components['schemas']['ChangeKind'];
@@ -2184,6 +2382,7 @@ export type Commits = components['schemas']['Commits'];
 export type ComparedChange = components['schemas']['ComparedChange'];
 export type ComparedFile = components['schemas']['ComparedFile'];
 export type Comparison = components['schemas']['Comparison'];
+export type Counted = components['schemas']['Counted'];
 export type CreateRun = components['schemas']['CreateRun'];
 export type CreateSandbox = components['schemas']['CreateSandbox'];
 export type CreateToken = components['schemas']['CreateToken'];
@@ -2196,6 +2395,7 @@ export type ErrorBody = components['schemas']['ErrorBody'];
 export type ErrorDetail = components['schemas']['ErrorDetail'];
 export type Event = components['schemas']['Event'];
 export type EventPage = components['schemas']['EventPage'];
+export type EventSource = components['schemas']['EventSource'];
 export type ExecRequest = components['schemas']['ExecRequest'];
 export type ExecResult = components['schemas']['ExecResult'];
 export type FileEntry = components['schemas']['FileEntry'];
@@ -2208,11 +2408,15 @@ export type ForkSandbox = components['schemas']['ForkSandbox'];
 export type Freed = components['schemas']['Freed'];
 export type Health = components['schemas']['Health'];
 export type Heartbeats = components['schemas']['Heartbeats'];
+export type InboxMessage = components['schemas']['InboxMessage'];
+export type InboxPage = components['schemas']['InboxPage'];
 export type InjectMode = components['schemas']['InjectMode'];
 export type Interrupt = components['schemas']['Interrupt'];
 export type Intervention = components['schemas']['Intervention'];
 export type InterventionSource = components['schemas']['InterventionSource'];
 export type Interventions = components['schemas']['Interventions'];
+export type JournalEntry = components['schemas']['JournalEntry'];
+export type JournalPage = components['schemas']['JournalPage'];
 export type Lifecycle = components['schemas']['Lifecycle'];
 export type LimitMeans = components['schemas']['LimitMeans'];
 export type Limits = components['schemas']['Limits'];
@@ -2223,11 +2427,14 @@ export type NetworkMode = components['schemas']['NetworkMode'];
 export type NewToken = components['schemas']['NewToken'];
 export type PastIntervention = components['schemas']['PastIntervention'];
 export type PermissionMode = components['schemas']['PermissionMode'];
+export type PostEvent = components['schemas']['PostEvent'];
 export type Priority = components['schemas']['Priority'];
 export type Progress = components['schemas']['Progress'];
 export type Provider = components['schemas']['Provider'];
 export type Queued = components['schemas']['Queued'];
 export type Ranked = components['schemas']['Ranked'];
+export type Received = components['schemas']['Received'];
+export type Reported = components['schemas']['Reported'];
 export type ResultFile = components['schemas']['ResultFile'];
 export type ResultFiles = components['schemas']['ResultFiles'];
 export type Results = components['schemas']['Results'];
@@ -2252,7 +2459,9 @@ export type Snapshots = components['schemas']['Snapshots'];
 export type Source = components['schemas']['Source'];
 export type SseMessage = components['schemas']['SseMessage'];
 export type Stats = components['schemas']['Stats'];
+export type StopReason = components['schemas']['StopReason'];
 export type Task = components['schemas']['Task'];
+export type TaskComplete = components['schemas']['TaskComplete'];
 export type TaskStatus = components['schemas']['TaskStatus'];
 export type Token = components['schemas']['Token'];
 export type Tokens = components['schemas']['Tokens'];
@@ -3654,6 +3863,40 @@ export interface operations {
             };
         };
     };
+    post_event: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                sandbox: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PostEvent"];
+            };
+        };
+        responses: {
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Received"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
     exec: {
         parameters: {
             query?: never;
@@ -3993,6 +4236,109 @@ export interface operations {
             };
         };
     };
+    read_journal: {
+        parameters: {
+            query?: {
+                /** @description Entries that are known already. */
+                after?: number;
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                sandbox: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JournalPage"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    write_journal: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                sandbox: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["AppendJournal"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Appended"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    inbox: {
+        parameters: {
+            query?: {
+                /** @description Only messages with a larger id. */
+                after?: number;
+                /** @description How long to wait for one, if there is none. */
+                wait_ms?: number;
+            };
+            header?: never;
+            path: {
+                sandbox: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["InboxPage"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
     sandbox_message: {
         parameters: {
             query?: never;
@@ -4267,6 +4613,40 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Task"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    task_complete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                sandbox: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["TaskComplete"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Reported"];
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -4578,6 +4958,72 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    messages: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": unknown;
+            };
+        };
+        responses: {
+            /** @description The provider's answer, as it came */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
+                    "text/event-stream": string;
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AnthropicError"];
+                };
+            };
+        };
+    };
+    count_tokens: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": unknown;
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Counted"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AnthropicError"];
                 };
             };
         };
