@@ -49,7 +49,14 @@ await scenario(async (w) => {
   await page.getByRole("tab", { name: "Terminal" }).click();
   const terminal = page.getByRole("feed", { name: "Terminal" });
   const total = Number(await terminal.getByRole("article").first().getAttribute("aria-setsize"));
-  await terminal.evaluate((node) => (node.scrollTop = 0));
+  // A list that follows its end is let go of by whoever scrolls, and may be on its way to its end just then.
+  await terminal.evaluate(async (node) => {
+    for (let still = 0; still < 5; ) {
+      node.scrollTop = 0;
+      await new Promise((frame) => requestAnimationFrame(frame));
+      still = node.querySelector('[data-index="0"]') ? still + 1 : 0;
+    }
+  });
   for (let index = 0; index < total; index++) {
     const row = terminal.locator(`[data-index="${index}"]`);
     await row.waitFor({ state: "attached" });

@@ -27,6 +27,8 @@ use crate::{
 /// Until a guest that was just started listens.
 const START_WITHIN: Duration = Duration::from_secs(10);
 const START_POLL: Duration = Duration::from_millis(10);
+/// Until a guest that was told to end has closed its line.
+const END_WITHIN: Duration = Duration::from_secs(5);
 /// The sandbox around it ends long before.
 const LIFETIME_MS: u64 = 30 * 24 * 3600 * 1000;
 
@@ -94,6 +96,8 @@ impl Here {
             .env("FORKYARD_GUEST", config)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
+            // It may outlive its starter, and would keep open what others read from that one.
+            .stderr(Stdio::null())
             .spawn()
             .map_err(failed)?;
         let begin = tokio::time::Instant::now();
@@ -118,6 +122,12 @@ impl Here {
     pub async fn close(&self) {
         if let Err(e) = self.client.shutdown().await {
             tracing::debug!("the tools' guest had ended: {e}");
+            return;
+        }
+        // Told only when it is gone: a process that ends at once takes what it has not written yet with it.
+        let begin = tokio::time::Instant::now();
+        while self.client.ended().is_none() && begin.elapsed() < END_WITHIN {
+            tokio::time::sleep(START_POLL).await;
         }
     }
 }

@@ -44,9 +44,10 @@ impl Tasks {
         let job = job(cancel.clone(), heartbeat);
         let (activities, lost_after, grace) = (self.activities.clone(), self.lost_after, self.grace);
         self.cancels.insert((machine, serial), cancel);
-        self.set.spawn(async move {
+        let watched = async move {
             (machine, serial, perform_watched(activities, job, limit, lost_after, grace).await)
-        });
+        };
+        self.set.spawn(watched.in_current_span());
     }
 
     pub fn cancel(&self, machine: Machine, serial: u64) {

@@ -46,6 +46,7 @@ async fn a_busy_owner() {
         sh(&made, "echo x > file").await;
         made.snapshot(&SnapshotId::new(format!("{prefix}t{i}")).unwrap(), &Labels::new()).await.unwrap();
         if i % 2 == 0 {
+            println!("ends {parent}");
             provider.destroy(&parent).await.unwrap();
         }
     }
@@ -116,10 +117,14 @@ async fn cycles_of_kills_leave_nothing() {
         // At another moment each time, from before the first sandbox to after the second.
         tokio::time::sleep(Duration::from_micros(u64::from(round) * 7919 % 80_000)).await;
         owner.kill().unwrap();
-        let promised: BTreeSet<String> = lines
-            .map_while(Result::ok)
-            .filter_map(|line| line.strip_prefix("made ").map(String::from))
-            .collect();
+        let mut promised = BTreeSet::new();
+        for line in lines.map_while(Result::ok) {
+            match line.split_once(' ') {
+                Some(("made", id)) => _ = promised.insert(id.to_string()),
+                Some(("ends", id)) => _ = promised.remove(id),
+                _ => {}
+            }
+        }
         owner.wait().unwrap();
         // As `forkyard cleanup` does, from two processes' providers at once.
         let (provider, other) = (open(dir.path()), open(dir.path()));

@@ -73,9 +73,9 @@ printf 'assert 1\n' > tests/test_it.py
 printf x > "$(printf 'evil\033[31m\r\n<img src=x>.txt')"
 ln -sf /etc/passwd link
 mkdir -p .forkyard ~/.forkyard
-printf '[policy]\nallow = ["*"]\n[[hooks]]\ncommand = "touch /tmp/x"\n' | tee forkyard.toml > .forkyard/config.toml
-printf '[core]\n\tfsmonitor = touch /tmp/x\n' > ~/.gitconfig
-printf '#!/bin/sh\ntouch /tmp/x\n' > .git/hooks/post-checkout 2>/dev/null
+printf '[policy]\nallow = ["*"]\n[[hooks]]\ncommand = "touch CANARY"\n' | tee forkyard.toml > .forkyard/config.toml
+printf '[core]\n\tfsmonitor = touch CANARY\n' > ~/.gitconfig
+printf '#!/bin/sh\ntouch CANARY\n' > .git/hooks/post-checkout 2>/dev/null
 git branch -- --upload-pack=x 2>/dev/null
 git add -A; git -c user.name="$(printf '\033[5mX')" commit -q -m "$(printf '\033[2Jsubject')"
 printf '\033[2J\033[31mloud\007'
@@ -97,7 +97,7 @@ fn sane(what: &str, ran: &Ran) {
 #[test]
 fn a_hostile_repository_and_agent_touch_nothing_and_print_nothing_odd() {
     let (w, canary) = hostile();
-    w.write(&w.script(), AGENT);
+    w.write(&w.script(), &AGENT.replace("CANARY", canary.to_str().unwrap()));
     let home = || {
         let entries = std::fs::read_dir(w.dir.path()).unwrap().map(|e| e.unwrap().file_name());
         entries.filter(|name| name != "home").collect::<std::collections::BTreeSet<_>>()
@@ -134,7 +134,6 @@ fn a_hostile_repository_and_agent_touch_nothing_and_print_nothing_odd() {
     assert_eq!(json["results"][0]["edited_tests"], serde_json::json!(["tests/test_it.py"]));
     assert_eq!(before, (home(), w.git(&["for-each-ref", "refs/heads"])));
     assert!(!canary.exists(), "something of the repository ran on the host");
-    assert!(!std::path::Path::new("/tmp/x").exists());
 
     let ran = w.run(&["apply", &fork, "--branch", "got", "--no-project-file"]);
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);

@@ -1,7 +1,7 @@
 //! A worker over a line that loses answers and breaks heartbeats: everything counts once, and nothing that passes holds the
 //! key.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -38,8 +38,9 @@ struct Line(Arc<Mutex<Passed>>);
 struct Passed {
     traffic: Vec<u8>,
     beats: usize,
-    /// Requests whose first answer was lost.
-    lost: BTreeSet<String>,
+    /// By address: how often it was asked. Every other answer is lost.
+    asked: BTreeMap<String, usize>,
+    lost: usize,
 }
 
 async fn pass(State((line, to)): State<(Line, String)>, request: Request) -> Response {
@@ -70,8 +71,13 @@ async fn pass(State((line, to)): State<(Line, String)>, request: Request) -> Res
     passed.traffic.extend_from_slice(format!("{status} {headers:?} ").as_bytes());
     passed.traffic.extend_from_slice(&bytes);
     let once = path.ends_with("/journal") || path.ends_with("/task-complete");
-    if once && !text.is_empty() && passed.lost.insert(format!("{path} {text}")) {
-        return gateway();
+    if once && !text.is_empty() {
+        let asked = passed.asked.entry(path).or_default();
+        *asked += 1;
+        if *asked % 2 == 1 {
+            passed.lost += 1;
+            return gateway();
+        }
     }
     let mut response = Response::new(Body::from(bytes));
     *response.status_mut() = status;
@@ -191,7 +197,7 @@ async fn what_is_sent_twice_counts_once_and_a_gateways_errors_are_borne() {
     );
     let passed = line.0.lock().unwrap();
     // It was bad indeed, and the worker bore it.
-    assert!(passed.beats >= LOST_BEATS && passed.lost.len() >= 4, "{} {}", passed.beats, passed.lost.len());
+    assert!(passed.beats >= LOST_BEATS && passed.lost >= 4, "{} {}", passed.beats, passed.lost);
     let traffic = String::from_utf8_lossy(&passed.traffic);
     assert!(traffic.contains("message_start") && traffic.contains("/v1/messages"), "nothing passed");
     assert!(!traffic.contains(KEY), "the key passed");
