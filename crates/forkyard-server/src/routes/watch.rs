@@ -206,7 +206,8 @@ impl Client {
 async fn follow_all(app: App, with_live: bool, only: Only, filter: Filter, to: mpsc::Sender<Out>) {
     let mut watch = app.store().watch(None);
     let mut runs: BTreeMap<RunId, AbortOnDropHandle<()>> = BTreeMap::new();
-    let begun = app.now();
+    // Clocks are too coarse to tell: what the first look finds was there before the client came.
+    let (begun, mut first) = (app.now(), true);
     loop {
         let query = RunQuery { live: true, limit: MAX_RUNS, ..Default::default() };
         match app.store().runs(&query).await {
@@ -217,10 +218,10 @@ async fn follow_all(app: App, with_live: bool, only: Only, filter: Filter, to: m
                         continue;
                     }
                     // One that began after this client came is told from its beginning.
-                    let after = if view.created_at >= begun {
-                        Ok(0)
-                    } else {
+                    let after = if first || view.created_at < begun {
                         app.store().last_position(&view.id).await
+                    } else {
+                        Ok(0)
                     };
                     let Ok(after) = after else { continue };
                     if let Ok(tail) = Tail::open(&app, view.id.clone(), after, filter.clone()).await {
@@ -236,6 +237,7 @@ async fn follow_all(app: App, with_live: bool, only: Only, filter: Filter, to: m
             }
             Err(e) => tracing::warn!("runs could not be listed: {e}"),
         }
+        first = false;
         watch.changed().await;
         // Changes come in bursts; new runs do not.
         tokio::time::sleep(Duration::from_millis(100)).await;
