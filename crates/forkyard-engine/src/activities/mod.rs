@@ -197,7 +197,8 @@ impl Hands {
         }
     }
 
-    /// Removes what an interrupted try left, which is of unknown completeness; never what a newer attempt has made.
+    /// Removes what an interrupted try left, which is of unknown completeness, unless a newer attempt has it by now. One that comes
+    /// between the look and the removal finds its sandbox lost, and tries again.
     async fn clear(&self, job: &Job, id: &SandboxId) -> Result<(), TaskError> {
         let provider = self.provider(job)?;
         match provider.attach(id, job.attempt).await {

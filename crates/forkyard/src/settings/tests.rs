@@ -148,7 +148,7 @@ fn bad_values_name_the_field_the_value_and_the_fix() {
         "c.toml:3: `run.timeout` = \"soon\" can't be used; write a duration like 90s, 15m, 2h, 1h30m or 1d",
         "c.toml:5: `network.mode` = \"open\" can't be used; write `none` | `isolated` | `bridge`",
         "$FORKYARD_BUDGET: `run.budget` = \"-1\" can't be used; write an amount like $5",
-        "$METRICS_PORT: `metrics.port` = \"70000\" can't be used; write a whole number",
+        "$METRICS_PORT: `metrics.port` = \"70000\" can't be used; write a whole number up to 65535",
         "$DISABLE_METRICS: \"maybe\" is neither; write true or false",
     ] {
         assert!(text.contains(expected), "{expected}\nin\n{text}");

@@ -191,7 +191,12 @@ macro_rules! integers {
         impl Value for $ty {
             const KIND: &'static str = "number";
             fn parse(raw: &Raw) -> Result<Self, String> {
-                text(raw)?.replace('_', "").parse().map_err(|_| "write a whole number".to_string())
+                text(raw)?.replace('_', "").parse::<$ty>().map_err(|e| match e.kind() {
+                    std::num::IntErrorKind::PosOverflow => {
+                        format!("write a whole number up to {}", <$ty>::MAX)
+                    }
+                    _ => "write a whole number".to_string(),
+                })
             }
             fn show(&self) -> String {
                 self.to_string()
