@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, StatVfsMountFlags, openat2};
 use rustix::io::Result;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
@@ -139,7 +139,12 @@ fn finish_overlay(fs: OwnedFd, layers: &[(&str, &str)], upper: &str, work: &str)
     // userxattr: an ordinary user may not use trusted attributes. volatile: without it each unmount syncs the host's whole
     // file system; a durable checkpoint syncs by itself.
     options.extend([("userxattr", None), ("volatile", None)]);
-    finish_fs(fs, &options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)
+    let made = finish_fs(fs, &options, MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV)?;
+    // Where overlayfs can't use the folder for its work, it lets nobody write, and says so in the kernel's log alone.
+    match rustix::fs::fstatvfs(&made)?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        true => Err(rustix::io::Errno::ROFS),
+        false => Ok(made),
+    }
 }
 
 /// All layers in one value, which the kernel bounds to 256 bytes: each is named by the number of a descriptor, as

@@ -137,12 +137,11 @@ impl State {
         }
     }
 
-    /// Ok if it exists.
+    /// Ok if it exists. Whoever made it may not have lived to give it to its owner.
     pub fn make_dir(&self, path: &Path) -> Result<()> {
         match fs::create_dir(path) {
-            Ok(()) => self.own(path),
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-            Err(e) => Err(io_error(path, &e)),
+            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(io_error(path, &e)),
+            _ => self.own(path),
         }
     }
 

@@ -81,6 +81,28 @@ async fn an_owner() {
     }
 }
 
+/// An owner that was killed between the making of a folder and its handing over leaves it to whoever comes next; overlayfs
+/// would mount a root without writing rights over it.
+#[tokio::test]
+async fn half_made_folders_of_a_killed_owner_do_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let sandbox = provider.create(&id("a"), Attempt(1), &offline(Root::Default)).await.unwrap();
+    let folder = dir.path().join("sandboxes/a");
+    for part in ["up1", "work1"] {
+        std::fs::create_dir(folder.join(part)).unwrap();
+    }
+    assert_eq!(snapshot(&sandbox, "first").await.mode, SnapshotMode::Sealed);
+    assert_eq!(sh(&sandbox, "echo 1 > file").await, (0, String::new()));
+    // One that can't be made good: the sandbox goes on with the root that it has.
+    std::fs::create_dir_all(folder.join("work2/work/full/of/files")).unwrap();
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(snapshot(&sandbox, "second").await.mode, SnapshotMode::Copied);
+    }
+    assert_eq!(sh(&sandbox, "echo 2 >> file; cat file").await, (0, "1\n2\n".into()));
+    provider.destroy(&id("a")).await.unwrap();
+}
+
 #[tokio::test]
 async fn another_process_seals() {
     let dir = tempfile::tempdir().unwrap();

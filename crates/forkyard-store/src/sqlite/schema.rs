@@ -2,10 +2,11 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
 
+use super::error::is_busy;
 use crate::{Result, StoreError};
 
 /// In order; never changed once released, only added to.
@@ -17,6 +18,8 @@ const MIGRATIONS: &[&str] = &[
 
 /// How long a statement waits for another process's lock before it fails as unavailable.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two tries where SQLite does not wait by itself.
+const BUSY_POLL: Duration = Duration::from_millis(5);
 /// The write-ahead log is cut back to this after a burst.
 const WAL_LIMIT_BYTES: u32 = 64 << 20;
 /// Statements that a connection keeps prepared: more than this store has.
@@ -32,11 +35,11 @@ pub(super) fn connect(path: &Path) -> Result<Connection> {
     conn.busy_timeout(BUSY_TIMEOUT)?;
     conn.set_prepared_statement_cache_capacity(STATEMENTS);
     // FULL syncs the log at every commit. Temporary data in memory: a full disk must not fail a statement half way.
-    conn.execute_batch(&format!(
+    let settings = format!(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;
          PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}; PRAGMA cache_size = -16384;"
-    ))
-    .map_err(|e| match StoreError::from(e) {
+    );
+    patiently(|| conn.execute_batch(&settings)).map_err(|e| match StoreError::from(e) {
         StoreError::Corrupt(text) => {
             StoreError::Corrupt(format!("{} is not a usable SQLite database: {text}", path.display()))
         }
@@ -50,6 +53,18 @@ pub(super) fn connect(path: &Path) -> Result<Connection> {
         )));
     }
     Ok(conn)
+}
+
+/// The first change to a write-ahead log does not wait for others who open the file: SQLite refuses at once where waiting could
+/// be for each other.
+fn patiently(mut work: impl FnMut() -> rusqlite::Result<()>) -> rusqlite::Result<()> {
+    let since = Instant::now();
+    loop {
+        match work() {
+            Err(e) if is_busy(&e) && since.elapsed() < BUSY_TIMEOUT => std::thread::sleep(BUSY_POLL),
+            result => return result,
+        }
+    }
 }
 
 /// Makes the file, if it is missing, for its owner alone: prompts and transcripts are nobody else's. SQLite gives its

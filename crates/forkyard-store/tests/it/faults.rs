@@ -183,6 +183,22 @@ async fn files_that_are_no_store_are_refused() {
     }
 }
 
+/// Only the first to open a file changes it to a write-ahead log, and that change waits for nobody by itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_new_file_is_opened_by_many_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for round in 0..20 {
+        let path = folder.path().join(format!("{round}.db"));
+        let open = || {
+            let path = path.to_str().unwrap().to_string();
+            tokio::spawn(async move { forkyard_store::open(&path).await.map(drop) })
+        };
+        for opened in (0..6).map(|_| open()).collect::<Vec<_>>() {
+            opened.await.unwrap().unwrap();
+        }
+    }
+}
+
 /// A page in the middle is overwritten: reads say so, and do not give nonsense back.
 #[tokio::test]
 async fn a_damaged_file_is_said() {
