@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::scenarios::{Kind, SCENARIOS, Scenario};
-use crate::steps::{cargo, seconds};
+use crate::scenarios::{Kind, Program, SCENARIOS, Scenario};
+use crate::steps::{cargo, seconds, target_dir};
 use crate::{setup, test};
 
 #[derive(clap::Args)]
@@ -55,9 +55,9 @@ pub fn run(kind: Kind, args: &ScenarioArgs) -> Result<()> {
 }
 
 fn one(s: &Scenario) -> Result<(String, bool)> {
-    let mut command = cargo();
+    let mut command = command(&s.program)?;
     test::test_env(&mut command, "full");
-    command.args(s.cargo).envs(s.env.iter().copied()).stdout(Stdio::piped());
+    command.stdout(Stdio::piped());
     println!("· {}: {}", s.name, crate::steps::shown(&command));
     let started = Instant::now();
     let mut child = command.spawn().with_context(|| s.name.to_string())?;
@@ -73,15 +73,44 @@ fn one(s: &Scenario) -> Result<(String, bool)> {
     let ok = child.wait()?.success();
     let took = seconds(started.elapsed());
     println!("{} {:<24} {took}", if ok { "✓" } else { "✗" }, s.name);
-    let env: String = s.env.iter().map(|(k, v)| format!("{k}={v} ")).collect();
     let section = format!(
-        "{}: {}, {took}, at {}\n\n`{env}cargo {}`\n\n{table}",
+        "{}: {}, {took}, at {}\n\n`{}`\n\n{table}",
         s.shows,
         if ok { "passed" } else { "**failed**" },
         text(Command::new("git").args(["describe", "--always", "--dirty"])),
-        s.cargo.join(" "),
+        line(&s.program),
     );
     Ok((section, ok))
+}
+
+fn command(program: &Program) -> Result<Command> {
+    let (path, args) = match program {
+        Program::Cargo(args) => {
+            let mut command = cargo();
+            command.args(*args);
+            return Ok(command);
+        }
+        Program::Example(name, args) => (PathBuf::from("examples").join(name), args),
+        Program::Forkyard(args) => (PathBuf::from("forkyard"), args),
+    };
+    let build = ["build", "--release", "--locked", "--workspace", "--bins", "--examples"];
+    if !cargo().args(build).status().context("cargo build")?.success() {
+        bail!("the programs of the scenarios are not built");
+    }
+    let mut command = Command::new(target_dir().join("release").join(path));
+    command.args(*args);
+    Ok(command)
+}
+
+/// What a reader types to see the same.
+fn line(program: &Program) -> String {
+    match program {
+        Program::Cargo(args) => format!("cargo {}", args.join(" ")),
+        Program::Example(name, args) => format!("target/release/examples/{name} {}", args.join(" ")),
+        Program::Forkyard(args) => format!("target/release/forkyard {}", args.join(" ")),
+    }
+    .trim_end()
+    .to_string()
 }
 
 /// Puts the section into today's report and leaves the others as they are.
