@@ -93,7 +93,17 @@ fn command(program: &Program) -> Result<Command> {
         Program::Example(name, args) => (PathBuf::from("examples").join(name), args),
         Program::Forkyard(args) => (PathBuf::from("forkyard"), args),
     };
-    let build = ["build", "--release", "--locked", "--workspace", "--bins", "--examples"];
+    let build = [
+        "build",
+        "--release",
+        "--locked",
+        "--workspace",
+        "--bins",
+        "--example",
+        "bench_*",
+        "--example",
+        "simulate",
+    ];
     if !cargo().args(build).status().context("cargo build")?.success() {
         bail!("the programs of the scenarios are not built");
     }

@@ -59,7 +59,8 @@ macro_rules! engine_conformance {
             forks_up_to_a_limit, a_pause_holds_everything, a_detached_run_waits_for_its_user, a_cancel_keeps_what_was_done,
             one_fork_is_cancelled, money_runs_out, a_limit_is_warned_of_once, time_runs_out, errors_are_tried_again,
             what_never_works_fails, a_message_brings_an_agent_back, forks_are_added, a_lost_sandbox_is_replaced,
-            a_killed_worker_changes_nothing, the_same_key_is_the_same_run, what_has_ended_takes_no_commands);
+            a_killed_worker_changes_nothing, the_same_key_is_the_same_run, what_has_ended_takes_no_commands,
+            the_impossible_is_refused_and_leaves_no_trace, nothing_is_spent_of_nothing, all_forks_are_cancelled_one_by_one);
     };
     ($rig:path; $($scenario:ident),+) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -405,9 +406,62 @@ pub async fn what_has_ended_takes_no_commands(rig: &dyn Rig) {
     assert!(engine.command(&run.id, Command::Pause, None).await.is_err());
     assert!(engine.message(&run.id, 0, serde_json::json!({}), None).await.is_err());
     assert!(engine.command(&RunId::new("nobody").unwrap(), Command::Pause, None).await.is_err());
-    let mut wrong = spec("x", 1);
-    wrong.max_concurrent = 0;
-    assert!(engine.submit(RunId::new("wrong").unwrap(), wrong, None).await.is_err());
-    assert!(rig.store().run(&RunId::new("wrong").unwrap()).await.unwrap().is_none(), "nothing was stored");
+    run.clean().await;
+}
+
+pub async fn the_impossible_is_refused_and_leaves_no_trace(rig: &dyn Rig) {
+    type Change = fn(&mut RunSpec);
+    let cases: [(&str, Change); 7] = [
+        ("forks", |s| s.forks.clear()),
+        ("forks", |s| s.forks = vec![s.forks[0].clone(); 101]),
+        ("max_concurrent", |s| s.max_concurrent = 0),
+        ("fork_timeout_ms", |s| s.fork_timeout = Millis::ZERO),
+        ("fork_timeout_ms", |s| s.fork_timeout = Millis(u64::MAX)),
+        ("linger_ms", |s| s.linger = Millis(u64::MAX)),
+        ("forks[0].prompt", |s| s.forks[0].prompt = String::new()),
+    ];
+    let (engine, id) = (rig.engine(), RunId::new("impossible").expect("a valid id"));
+    for (field, change) in cases {
+        let mut wrong = spec("turns=1 pace=1", 1);
+        change(&mut wrong);
+        let refused = engine.submit(id.clone(), wrong, None).await.expect_err(field).to_string();
+        assert!(refused.contains(field), "{field}: {refused}");
+        assert!(rig.store().run(&id).await.expect("the store answers").is_none(), "{field} is stored");
+    }
+    // Nor can it be had in two steps.
+    let _worker = rig.worker();
+    let one = spec("turns=1000 pace=100", 1);
+    let forks = vec![one.forks[0].clone(); 100];
+    let run = Trial::start(rig, "full", one).await;
+    assert!(engine.command(&run.id, Command::AddForks { forks }, None).await.is_err());
+    run.at_work(0, 1).await;
+    run.command(Command::Cancel).await;
+    assert_eq!(run.ended().await.progress.total_forks, 1);
+    run.clean().await;
+}
+
+pub async fn nothing_is_spent_of_nothing(rig: &dyn Rig) {
+    let _worker = rig.worker();
+    let mut spec = spec("turns=5 pace=10", 3);
+    spec.budget.run = Some(Usd::ZERO);
+    let run = Trial::start(rig, "penniless", spec).await;
+    assert_eq!(run.ended().await.outcome, Some(RunOutcome::Failed));
+    assert_eq!(run.outcomes().await, [Some(ForkOutcome::BudgetExceeded); 3]);
+    assert_eq!(run.store.balance(&run.id).await.expect("the store answers").spent, Usd::ZERO);
+    run.clean().await;
+}
+
+/// More forks than may work at once: those that wait are cancelled, too.
+pub async fn all_forks_are_cancelled_one_by_one(rig: &dyn Rig) {
+    let _worker = rig.worker();
+    let mut spec = spec("turns=1000 pace=100", 4);
+    spec.max_concurrent = 2;
+    let run = Trial::start(rig, "each", spec).await;
+    run.at_work(0, 1).await;
+    for fork in 0..4 {
+        run.command(Command::CancelFork { fork }).await;
+    }
+    assert_ne!(run.ended().await.outcome, Some(RunOutcome::Success));
+    assert_eq!(run.outcomes().await, [Some(ForkOutcome::Cancelled); 4]);
     run.clean().await;
 }

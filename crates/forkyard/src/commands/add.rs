@@ -66,6 +66,12 @@ pub async fn add(yard: &Yard, run: &RunId, count: u32, like: &Like) -> Result<()
     let Some(first) = state.spec().forks.first() else {
         return Err(CliError::failure(format!("run {run} has no fork to follow")));
     };
+    let (there, most) = (state.fork_count(), yard.settings.max_forks);
+    if there + count as usize > most as usize {
+        let message =
+            format!("{count} more forks for a run of {there} are more than `run.max_forks` = {most}");
+        return Err(CliError::usage(message).hint("raise run.max_forks or ask for fewer"));
+    }
     let mut fork = ForkSpec { name: None, ..first.clone() };
     if let Some(prompt) = &like.prompt {
         fork.prompt = prompt.clone();

@@ -6,14 +6,14 @@ use forkyard_core::view::{RunStatus, RunView};
 use forkyard_core::{Millis, RunId, Timestamp};
 use forkyard_engine::activities::{captured_key, open_repo};
 use forkyard_engine::clock::Clock;
-use forkyard_sandbox::{Provider, SnapshotInfo};
+use forkyard_sandbox::{Labels, Provider, SnapshotInfo};
 use forkyard_server::dto::chores::Freed;
 use forkyard_store::RunQuery;
 use serde_json::json;
 
 use super::cleanup::{duration, leftovers};
 use crate::cli::Global;
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow::store_error;
 use crate::output::Output;
@@ -141,6 +141,14 @@ impl GcArgs {
 
     /// The store goes last: whatever fails before it is tried again next time.
     async fn remove_run(&self, yard: &Yard, view: &RunView, freed: &mut Freed) -> Result<()> {
+        // One that was kept is its user's, and nobody could say so once the run is gone.
+        let labels = Labels::from([("run".to_string(), view.id.to_string())]);
+        for provider in yard.providers.values() {
+            if let Some(kept) = provider.list(&labels).await?.first() {
+                let message = format!("its sandbox {0} lives: `forkyard sandbox rm {0}` ends it", kept.id);
+                return Err(CliError::failure(message));
+            }
+        }
         for provider in yard.providers.values() {
             for s in provider.snapshots().await? {
                 if s.labels.get("run").map(String::as_str) != Some(view.id.as_str()) {

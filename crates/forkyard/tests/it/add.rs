@@ -19,5 +19,12 @@ fn more_forks_join_a_run_with_a_prompt_of_their_own() {
     }
     let ran = w.run(&["add", &run, "-m", "nonsense"]);
     assert_eq!(ran.code, 2, "{}", ran.stdout);
+    let ran = w.run_with(&["add", &run, "-f", "4"], &[("FORKYARD_MAX_FORKS", "8")]);
+    assert_eq!(ran.code, 2, "{}", ran.stdout);
+    assert!(
+        ran.stderr.contains("4 more forks for a run of 5 are more than `run.max_forks` = 8"),
+        "{}",
+        ran.stderr
+    );
     assert_eq!(w.run(&["cancel", &run]).code, 0);
 }

@@ -17,3 +17,17 @@ fn old_runs_go_with_everything_of_theirs() {
     assert!(!w.home().join("logs").join(&run).exists());
     assert_eq!(w.run(&["gc", "--older-than", "soon"]).code, 2);
 }
+
+#[test]
+fn a_run_whose_sandbox_its_user_keeps_is_not_old() {
+    let w = World::with_commit();
+    let run = w.ended(&["--keep", "-f", "1"]);
+    let kept = w.json(&["sandbox", "list", "--json"])["sandboxes"][0]["id"].as_str().unwrap().to_string();
+    let done = w.json(&["gc", "--older-than", "0s", "--json"]);
+    assert_eq!(done["freed"]["runs"], serde_json::json!([]), "{done}");
+    assert!(done["freed"]["left"][0].as_str().unwrap().contains(&kept), "{done}");
+    assert_eq!(w.run(&["sandbox", "exec", &kept, "true"]).code, 0, "the next sweep leaves it alone, too");
+    assert_eq!(w.run(&["sandbox", "rm", &kept]).code, 0);
+    let done = w.json(&["gc", "--older-than", "0s", "--json"]);
+    assert_eq!(done["freed"]["runs"], serde_json::json!([run]), "{done}");
+}
