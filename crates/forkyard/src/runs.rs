@@ -8,6 +8,7 @@ use forkyard_core::task::Collected;
 use forkyard_core::view::{EngineKind, ForkView, RunStatus, RunView};
 use forkyard_core::{ForkNum, RunId};
 use forkyard_engine::embedded::is_gone;
+use forkyard_engine::sandboxes::Sandboxes;
 use forkyard_store::ProcessKind;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -18,8 +19,8 @@ use crate::error::{CliError, Result};
 use crate::follow::{engine_error, store_error};
 use crate::place::Place;
 use crate::remote::Remote;
-use crate::settings::Flags;
-use crate::yard::Yard;
+use crate::settings::{Flags, Settings};
+use crate::yard::{self, Yard};
 
 /// How long a new worker may take until its run has moved.
 const WORKER_START: Duration = Duration::from_secs(20);
@@ -48,6 +49,27 @@ pub fn with_place_flags<T>(
             None => {
                 let yard = Yard::open(settings).await?;
                 work(&yard as &dyn Place).await
+            }
+        }
+    })
+}
+
+/// A command that needs sandboxes and nothing of runs: no store is opened for it.
+pub fn with_sandboxes<T>(
+    global: &Global,
+    flags: Flags,
+    work: impl AsyncFnOnce(&Settings, &Sandboxes) -> Result<T>,
+) -> Result<T> {
+    let settings = global.load(flags)?.settings;
+    crate::runtime()?.block_on(async {
+        match settings.remote_url.clone() {
+            Some(url) => {
+                let remote = Remote::open(settings, &url)?;
+                work(remote.settings(), remote.sandboxes()).await
+            }
+            None => {
+                let sandboxes = yard::sandboxes(&settings).await?;
+                work(&settings, &sandboxes).await
             }
         }
     })

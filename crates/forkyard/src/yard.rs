@@ -52,9 +52,7 @@ pub struct Yard {
 impl Yard {
     /// Nothing is started by this: the first sandbox starts what sandboxes need.
     pub async fn open(settings: Settings) -> Result<Yard> {
-        std::fs::create_dir_all(&settings.home).map_err(|e| {
-            CliError::failure(format!("{}: {e}", settings.home.display())).hint("set FORKYARD_HOME")
-        })?;
+        make_home(&settings)?;
         let url = match &settings.store_url {
             Some(url) => url.expose().to_string(),
             None => settings.home.join("forkyard.db").display().to_string(),
@@ -78,7 +76,7 @@ impl Yard {
             Clock::system(),
             CancellationToken::new(),
         );
-        let providers = providers(&settings, &env, &inside).await?;
+        let providers = providers(&settings, &env, Some(&inside)).await?;
         let doing = Arc::new(Doing::default());
         let hands = Arc::new(Hands {
             store: store.clone(),
@@ -141,6 +139,17 @@ impl Yard {
     }
 }
 
+fn make_home(settings: &Settings) -> Result<()> {
+    std::fs::create_dir_all(&settings.home)
+        .map_err(|e| CliError::failure(format!("{}: {e}", settings.home.display())).hint("set FORKYARD_HOME"))
+}
+
+/// For who makes sandboxes that no run and no agent knows of.
+pub async fn sandboxes(settings: &Settings) -> Result<Sandboxes> {
+    make_home(settings)?;
+    Ok(Sandboxes::new(providers(settings, &environment(), None).await?))
+}
+
 fn models_config(s: &Settings) -> Result<ModelsConfig> {
     let prices =
         PriceBook::default().with(&s.tables.prices).map_err(|e| CliError::usage(format!("prices: {e}")))?;
@@ -159,7 +168,7 @@ fn models_config(s: &Settings) -> Result<ModelsConfig> {
 async fn providers(
     s: &Settings,
     env: &BTreeMap<String, String>,
-    inside: &Inside,
+    inside: Option<&Inside>,
 ) -> Result<BTreeMap<ProviderKind, Arc<dyn Provider>>> {
     let state = s.home.join("sandboxes");
     let failed = |e: forkyard_sandbox::SandboxError| CliError::failure(e.to_string());
@@ -169,7 +178,7 @@ async fn providers(
         tracing::debug!(sandbox = %d.sandbox, host = d.host, port = d.port, "egress: {:?}", d.decision);
     });
     let mut config = EgressConfig::for_host(&egress_dir, on_decision).map_err(failed)?;
-    config.internal = Some(InternalRoute::Service(Arc::new(Internal::new(inside.clone()))));
+    config.internal = inside.map(|inside| InternalRoute::Service(Arc::new(Internal::new(inside.clone()))));
     let egress: Arc<dyn EgressFactory> = Arc::new(EgressProxy::new(config));
     let user_home = env.get("HOME").map(PathBuf::from);
     let options = LocalOptions { egress: Some(egress.clone()), home: user_home, ..LocalOptions::default() };

@@ -62,7 +62,7 @@ impl Hands {
                 run: job.run.clone(),
                 fork,
                 labels,
-                base: BaseTree::new(self.git.clone(), self.repo(job).await?, commit),
+                base: BaseTree::new(self.git.clone(), &job.spec.repo.source, commit),
                 travels: self.config.agent.travels,
             })),
             sandbox,

@@ -15,6 +15,8 @@ use super::error::{GitError, GitErrorKind, Result};
 
 /// Most that one git command may answer with: a listing of a million files fits.
 pub const MAX_OUTPUT_BYTES: u64 = 256 << 20;
+/// What git reads and packs for forks that are done must not hold up those that begin, or agents at work.
+const YIELDING: i32 = 10;
 /// Enough of standard error for the reason.
 const MAX_STDERR_BYTES: u64 = 64 << 10;
 
@@ -346,6 +348,9 @@ impl Git {
         })?;
         let pid = child.id().and_then(|id| Pid::from_raw(id as i32));
         let group = Group(pid);
+        if let Some(pid) = pid {
+            let _ = rustix::process::setpriority_process(Some(pid), YIELDING);
+        }
         if let (Some(resources), Some(pid)) = (call.resources, pid) {
             resources.set(pid).map_err(io_error)?;
         }

@@ -15,26 +15,31 @@ use forkyard_store::{MAX_BLOB_BYTES, Store, StoreError};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
+use crate::activities::open_repo;
 use crate::clock::Clock;
-use crate::git::{CommitId, Git, Repo};
+use crate::git::{CommitId, Git};
 
 /// Files of a `work` checkpoint: more than any change that a person would review.
 const MAX_WORK_FILES: u64 = 20_000;
 
-/// What the base commit holds, read once.
+/// What the base commit holds, read once and only if it is asked for: most forks never do.
 pub struct BaseTree {
-    pub git: Arc<Git>,
-    pub repo: Repo,
-    pub commit: CommitId,
+    git: Arc<Git>,
+    source: String,
+    commit: CommitId,
     entries: OnceCell<Vec<TreeEntry>>,
 }
 
 impl BaseTree {
-    pub fn new(git: Arc<Git>, repo: Repo, commit: CommitId) -> BaseTree {
-        BaseTree { git, repo, commit, entries: OnceCell::new() }
+    /// `source`: of the run's repository.
+    pub fn new(git: Arc<Git>, source: &str, commit: CommitId) -> BaseTree {
+        BaseTree { git, source: source.into(), commit, entries: OnceCell::new() }
     }
     async fn entries(&self) -> Result<Vec<TreeEntry>, String> {
-        let read = async || self.git.tree(&self.repo, &self.commit).await.map(|t| t.entries);
+        let read = async || {
+            let repo = open_repo(&self.git, &self.source).await?;
+            self.git.tree(&repo, &self.commit).await.map(|t| t.entries)
+        };
         self.entries.get_or_try_init(read).await.cloned().map_err(|e| e.to_string())
     }
 }

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use forkyard_core::{Attempt, Millis, SandboxId, SnapshotId};
+use forkyard_engine::sandboxes::Sandboxes;
 use forkyard_sandbox::{
     Labels, Lifetime, Limits, NetworkSpec, Provider, Root, Sandbox, SandboxSpec, SnapshotMode,
 };
@@ -15,7 +16,7 @@ use crate::error::Result;
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::Place;
-use crate::settings::Flags;
+use crate::settings::{Flags, Settings};
 use crate::yard::random_text;
 
 /// How a sandbox is made. Values are checked with the settings that they override.
@@ -84,8 +85,7 @@ impl MakeOptions {
         }
     }
 
-    fn spec(&self, place: &dyn Place) -> Result<SandboxSpec> {
-        let s = place.settings();
+    fn spec(&self, s: &Settings) -> Result<SandboxSpec> {
         let root = match (&s.image, &s.snapshot) {
             (_, Some(id)) => Root::Snapshot(SnapshotId::new(id.clone())?),
             (Some(image), None) => Root::Image(image.clone()),
@@ -121,12 +121,12 @@ impl MakeOptions {
 
     async fn make(
         &self,
-        place: &dyn Place,
+        settings: &Settings,
+        sandboxes: &Sandboxes,
         name: Option<SandboxId>,
     ) -> Result<(Arc<dyn Provider>, Arc<dyn Sandbox>)> {
-        let kind = place.settings().provider;
-        let provider = place.sandboxes().provider(kind)?.clone();
-        let spec = self.spec(place)?;
+        let provider = sandboxes.provider(settings.provider)?.clone();
+        let spec = self.spec(settings)?;
         let id = match name {
             Some(id) => id,
             None => new_id()?,
@@ -151,8 +151,8 @@ pub struct CreateArgs {
 }
 
 impl CreateArgs {
-    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
-        let (_, sandbox) = self.options.make(place, self.name.clone()).await?;
+    pub async fn run(&self, s: &Settings, sandboxes: &Sandboxes, out: &mut Output<'_>) -> Result<Exit> {
+        let (_, sandbox) = self.options.make(s, sandboxes, self.name.clone()).await?;
         if out.json {
             let info = sandbox.info().await?;
             out.json(&json!({ "schema": "forkyard.sandbox/1", "sandbox": info }))?;
@@ -180,9 +180,9 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
+    pub async fn run(&self, s: &Settings, sandboxes: &Sandboxes, out: &mut Output<'_>) -> Result<Exit> {
         let timeout = self.timeout.as_deref().map(|t| duration("--timeout", t)).transpose()?;
-        let (provider, sandbox) = self.options.make(place, None).await?;
+        let (provider, sandbox) = self.options.make(s, sandboxes, None).await?;
         let id = sandbox.id().clone();
         let result = run_inside(&*sandbox, &self.command, None, timeout.map(Millis::as_duration), out).await;
         if self.keep {
@@ -246,7 +246,7 @@ impl ForkArgs {
         let options = MakeOptions { lifetime: self.lifetime.clone(), ..MakeOptions::default() };
         let snapshot = SnapshotId::new(format!("n{}", random_text(9)))?;
         let made = (0..self.count).map(|_| new_id()).collect::<Result<Vec<_>>>()?;
-        place.sandboxes().fork(&self.sandbox, &snapshot, &made, options.spec(place)?).await?;
+        place.sandboxes().fork(&self.sandbox, &snapshot, &made, options.spec(place.settings())?).await?;
         if out.json {
             out.json(
                 &json!({ "schema": "forkyard.sandbox_fork/1", "parent": self.sandbox, "sandboxes": made }),

@@ -19,7 +19,7 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::Place;
-use crate::runs::{with_place, with_place_flags};
+use crate::runs::{with_place, with_sandboxes};
 
 /// Make and use sandboxes by hand.
 #[derive(Debug, Clone, Args)]
@@ -68,12 +68,12 @@ impl SandboxArgs {
             SandboxCommand::Run(a) => {
                 let mut flags = global.flags()?;
                 a.options.add_to(&mut flags);
-                with_place_flags(global, flags, async |place| a.run(place, out).await)
+                with_sandboxes(global, flags, async |s, sandboxes| a.run(s, sandboxes, out).await)
             }
             SandboxCommand::Create(a) => {
                 let mut flags = global.flags()?;
                 a.options.add_to(&mut flags);
-                with_place_flags(global, flags, async |place| a.run(place, out).await)
+                with_sandboxes(global, flags, async |s, sandboxes| a.run(s, sandboxes, out).await)
             }
             SandboxCommand::List(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Exec(a) => with_place(global, async |place| a.run(place, out).await),
