@@ -84,9 +84,9 @@ pub enum Ask {
     /// control socket, then (if `group`) the directory of its group, then the disk's mount (if the root has one), then the
     /// directory's (likewise), then one mount per volume.
     Sandbox(Box<SandboxAsk>),
-    /// Descriptors: result channel, the directory's mount (if the root has one). Makes a root, whose mount comes with the
-    /// result.
-    Root { root: RootAsk },
+    /// Descriptors: result channel, the directory's mount (if the root has one), those of [`RestackAsk`]. Makes a root and puts
+    /// it under the sandbox; if that is not one of this zygote, the root's mount comes with the result instead.
+    Root { root: RootAsk, restack: Option<RestackAsk> },
     /// Descriptors: result channel. Work on files of sandboxes, with rights over whatever modes they gave themselves.
     Work(Work),
 }
@@ -139,8 +139,11 @@ pub struct RootAsk {
     pub spool: String,
 }
 
-/// To a process of its own: puts a new root under a quiet sandbox. Descriptors: the sandbox's user and mount namespace, the
-/// root's mount. Answered by [`WorkResult`].
+/// Descriptors of a [`RestackAsk`] to a zygote.
+pub const RESTACK_FDS: usize = 4;
+
+/// A new root under a quiet sandbox. Descriptors: the sandbox's user and mount namespace, to a process of its own the root's
+/// mount, then what is only held: the line that keeps it quiet and its lock. Answered by [`WorkResult`].
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RestackAsk {
     /// As root: the id that the sandboxes have outside.

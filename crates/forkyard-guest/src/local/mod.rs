@@ -2,6 +2,7 @@
 //! memory that sandboxes inherit. It lives in a user and mount namespace of its own with a small root (`/bind`, `/dev`, `/proc`,
 //! `/state`, `/new`, `/lower`, `/disk`), which makes a clone cheap however many mounts the host has.
 
+mod blank;
 mod restack;
 mod root;
 mod setup;
@@ -21,10 +22,15 @@ use crate::sys::process::{
     Cloned, become_id, clone_with, exit_now, ignore_children, map_id, set_dumpable, unshare,
 };
 use crate::sys::{Failure, Result, Step, seccomp, socket};
+use blank::Blanks;
+use setup::Born;
 
 pub use restack::run as restack;
 pub use trees::run as trees;
 
+/// The net and cgroup namespaces are made by the child: in parallel with others, and after it joined its cgroups.
+const SANDBOX_NAMESPACES: libc::c_int =
+    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 /// The new root is built on this directory, because every machine has it; what it hides was cloned before.
 const BUILD_AT: &str = "/usr";
 
@@ -51,54 +57,70 @@ pub fn run() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let filter = seccomp::program();
     let paths = binds.iter().map(|bind| bind.path.clone()).collect();
     reply(commands.as_fd(), &Answer::Up { binds: paths, layers: setup::isolation() }, &[]);
-    while let Some((ask, fds)) = receive::<Ask>(commands.as_fd(), &mut buffer) {
-        let namespaces = match &ask {
-            Ask::Sandbox(_) => {
-                // The net and cgroup namespaces are made by the child: in parallel with others, and after it joined its cgroups.
-                libc::CLONE_NEWUSER
-                    | libc::CLONE_NEWNS
-                    | libc::CLONE_NEWPID
-                    | libc::CLONE_NEWIPC
-                    | libc::CLONE_NEWUTS
-            }
-            Ask::Root { .. } | Ask::Work(_) => 0,
+    let common = Common { skeleton: start.skeleton, binds, filter: seccomp::program() };
+    let mut blanks = Blanks::default();
+    while let Some((n, fds)) = socket::receive(commands.as_fd(), &mut buffer).ok().filter(|(n, _)| *n > 0) {
+        let Ok(ask) = serde_json::from_slice::<Ask>(&buffer[..n]) else { break };
+        let given = match &ask {
+            Ask::Sandbox(asked) => blanks.give(asked, &buffer[..n], &fds),
+            Ask::Root { .. } | Ask::Work(_) => None,
         };
-        // Born in its group, a sandbox need not move there, for which the kernel would hold up every fork of the machine.
-        let group = match &ask {
-            Ask::Sandbox(ask) if ask.group => fds.get(setup::FIXED_FDS).map(|fd| fd.as_fd()),
-            _ => None,
-        };
-        // SAFETY: the zygote never starts a thread.
-        let clone = |group| unsafe { clone_with(namespaces, group) };
-        let (cloned, in_group) = match group.map(|group| clone(Some(group))) {
-            Some(Ok(cloned)) => (Ok(cloned), true),
-            Some(Err(_)) | None => (clone(None), false),
-        };
-        match cloned {
-            Ok(Cloned::Child) => {
-                drop(commands);
-                match ask {
-                    Ask::Sandbox(ask) => {
-                        setup::sandbox(*ask, fds, in_group, &start.skeleton, &binds, &filter);
-                    }
-                    Ask::Root { root } => root::make(&root, &start.skeleton, fds),
-                    Ask::Work(work) => work::run(work, fds),
-                }
-                exit_now(0)
-            }
-            Ok(Cloned::Parent { pid, pidfd }) => {
+        match given {
+            Some((pid, pidfd)) => {
+                drop(fds); // the next clone must not have them
                 reply(commands.as_fd(), &Answer::Cloned { pid }, &[pidfd.as_fd()]);
             }
-            Err(e) => {
-                let failed = Answer::Failed { step: "clone".into(), errno: e.raw_os_error() };
-                reply(commands.as_fd(), &failed, &[]);
-            }
+            None => clone_for(&commands, ask, fds, &common),
         }
+        blanks.make_up(commands.as_fd(), &common);
     }
     ExitCode::SUCCESS
+}
+
+/// What every sandbox of this zygote has in common.
+struct Common {
+    skeleton: String,
+    binds: Vec<BoundTree>,
+    filter: Vec<libc::sock_filter>,
+}
+
+/// A clone does what was asked; its parent says which it is.
+fn clone_for(commands: &OwnedFd, ask: Ask, fds: Vec<OwnedFd>, common: &Common) {
+    let namespaces = match &ask {
+        Ask::Sandbox(_) => SANDBOX_NAMESPACES,
+        Ask::Root { .. } | Ask::Work(_) => 0,
+    };
+    // Born in its group, a sandbox need not move there, for which the kernel would hold up every fork of the machine.
+    let group = match &ask {
+        Ask::Sandbox(ask) if ask.group => fds.get(setup::FIXED_FDS).map(|fd| fd.as_fd()),
+        _ => None,
+    };
+    // SAFETY: the zygote never starts a thread.
+    let clone = |group| unsafe { clone_with(namespaces, group) };
+    let (cloned, in_group) = match group.map(|group| clone(Some(group))) {
+        Some(Ok(cloned)) => (Ok(cloned), true),
+        Some(Err(_)) | None => (clone(None), false),
+    };
+    match cloned {
+        Ok(Cloned::Child) => {
+            close(commands.as_fd());
+            match ask {
+                Ask::Sandbox(ask) => setup::sandbox(*ask, fds, Born { in_group, ready: false }, common),
+                Ask::Root { root, restack } => root::make(&root, restack.as_ref(), &common.skeleton, fds),
+                Ask::Work(work) => work::run(work, fds),
+            }
+            exit_now(0)
+        }
+        Ok(Cloned::Parent { pid, pidfd }) => {
+            reply(commands.as_fd(), &Answer::Cloned { pid }, &[pidfd.as_fd()]);
+        }
+        Err(e) => {
+            let failed = Answer::Failed { step: "clone".into(), errno: e.raw_os_error() };
+            reply(commands.as_fd(), &failed, &[]);
+        }
+    }
 }
 
 fn receive<T: serde::de::DeserializeOwned>(
@@ -186,6 +208,12 @@ fn enter(start: &Start) -> Result<Entered> {
     rustix::process::chdir(BUILD_AT).step("chdir")?;
     pivot_here().step("pivot_root")?;
     Ok(Entered { binds: bound, _skeleton: skeleton })
+}
+
+/// In a child: what is its parent's alone.
+fn close(fd: BorrowedFd<'_>) {
+    // SAFETY: the child never uses it again, and ends without running destructors.
+    unsafe { libc::close(fd.as_raw_fd()) };
 }
 
 /// Keeps only the descriptors that are named, besides stdio.

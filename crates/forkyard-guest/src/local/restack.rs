@@ -1,6 +1,6 @@
-//! A new root under a quiet sandbox. A process of its own for each, in the host's namespaces: the owner of a sandbox's
-//! namespaces may enter them from there, whoever's zygote it was cloned from. The namespaces come from the guest as
-//! descriptors, since it can't be looked into from outside; the root comes from a zygote.
+//! A new root under a quiet sandbox, made by a fork of the zygote. Its own sandboxes it can enter itself; for those of another
+//! process's zygote there is a process in the host's namespaces: from there the owner of a sandbox's namespaces may enter them,
+//! whoever cloned it. The namespaces come from the guest as descriptors, since it can't be looked into from outside.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::ExitCode;
@@ -28,7 +28,14 @@ pub fn run() -> ExitCode {
     let Ok([user, mount, root, _quiet, _lock]) = <[OwnedFd; 5]>::try_from(fds) else {
         return ExitCode::FAILURE;
     };
-    let outcome = match restack(&ask, user.as_fd(), mount.as_fd(), root) {
+    let restacked = || -> Result<()> {
+        if let Some(id) = ask.become_id {
+            become_id(id).step("setuid")?;
+        }
+        enter(user.as_fd(), mount.as_fd())?;
+        swap(&ask, root)
+    };
+    let outcome = match restacked() {
         Ok(()) => WorkResult::Done { bytes: 0, entries: 0 },
         Err(Failure { step, errno }) => WorkResult::Failed { step, errno },
     };
@@ -36,13 +43,14 @@ pub fn run() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// pivot_root moves every process whose root is the old one, which is the guest alone: the sandbox is quiet.
-fn restack(ask: &RestackAsk, user: BorrowedFd<'_>, mount: BorrowedFd<'_>, root: OwnedFd) -> Result<()> {
-    if let Some(id) = ask.become_id {
-        become_id(id).step("setuid")?;
-    }
+pub fn enter(user: BorrowedFd<'_>, mount: BorrowedFd<'_>) -> Result<()> {
     move_into_link_name_space(user, Some(LinkNameSpaceType::User)).step("enter user namespace")?;
-    move_into_link_name_space(mount, Some(LinkNameSpaceType::Mount)).step("enter mount namespace")?;
+    move_into_link_name_space(mount, Some(LinkNameSpaceType::Mount)).step("enter mount namespace")
+}
+
+/// From within the sandbox's namespaces. pivot_root moves every process whose root is the old one, which is the guest alone: the
+/// sandbox is quiet.
+pub fn swap(ask: &RestackAsk, root: OwnedFd) -> Result<()> {
     let old = mount_id(CWD, "/")?.0;
     let paths = OWN_MOUNTS.into_iter().chain(ask.mounts.iter().map(String::as_str));
     let trees: Vec<(&str, OwnedFd)> =

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use forkyard_guest::zygote::{RootAsk, WorkResult};
+use forkyard_guest::zygote::{RESTACK_FDS, RestackAsk, RootAsk, WorkResult};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
 use super::reply;
@@ -30,20 +30,35 @@ pub fn own(root: &RootAsk, part: &str) -> String {
     if root.disk { format!("/disk/{part}") } else { format!("/state/{part}") }
 }
 
-/// Runs in a plain fork of the zygote: a root for a sandbox that lives already. The mount goes out with the result.
-pub fn make(root: &RootAsk, skeleton: &str, fds: Vec<OwnedFd>) {
-    let mut fds = fds.into_iter();
-    let Some(result) = fds.next() else { return };
+/// Runs in a plain fork of the zygote: a root for a sandbox that lives already, and under it, if it is a sandbox of this zygote.
+/// Of any other, the mount goes out with the result.
+pub fn make(root: &RootAsk, restack: Option<&RestackAsk>, skeleton: &str, mut fds: Vec<OwnedFd>) {
+    if fds.is_empty() {
+        return;
+    }
+    let result = fds.remove(0);
     let mut made = || {
-        let directory = fds.next();
+        // The last two are only held: whoever asked may be killed, and the sandbox must stay quiet and locked until this is
+        // done.
+        let held = restack.map(|ask| (ask, fds.split_off(fds.len().saturating_sub(RESTACK_FDS))));
+        let directory = fds.pop();
         if directory.is_some() {
             unshare(libc::CLONE_NEWNS).step("mount namespace")?; // the zygote's own is shared
         }
-        overlay_of(root, skeleton, directory)
+        let made = overlay_of(root, skeleton, directory)?;
+        let Some((ask, held)) = held else { return Ok(Some(made)) };
+        let [user, mount, ..] = &held[..] else {
+            return Err(Failure { step: "descriptors".into(), errno: libc::EINVAL });
+        };
+        match super::restack::enter(user.as_fd(), mount.as_fd()) {
+            Ok(()) => super::restack::swap(ask, made).map(|()| None),
+            Err(_) => Ok(Some(made)),
+        }
     };
     match made() {
         Ok(mount) => {
-            reply(result.as_fd(), &WorkResult::Done { bytes: 0, entries: 0 }, &[mount.as_fd()]);
+            let mount: Vec<BorrowedFd<'_>> = mount.iter().map(|mount| mount.as_fd()).collect();
+            reply(result.as_fd(), &WorkResult::Done { bytes: 0, entries: 0 }, &mount);
         }
         Err(Failure { step, errno }) => reply(result.as_fd(), &WorkResult::Failed { step, errno }, &[]),
     }

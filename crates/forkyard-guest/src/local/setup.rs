@@ -3,12 +3,11 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use forkyard_guest::zygote::{Groups, Ready, SandboxAsk, Watch};
-use libc::sock_filter;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountAttrFlags;
 
 use super::root::{make_below, overlay_of, own};
-use super::{BoundTree, keep_only, receive, reply};
+use super::{Common, keep_only, receive, reply};
 use crate::serve::{self, Freezer, OomScore};
 use crate::sys::mount::{LOCKED_DOWN, attach, attach_below, clone_tree, new_fs, pivot_here};
 use crate::sys::process::{drop_capabilities, exit_now, map_id, set_dumpable, unshare};
@@ -22,15 +21,24 @@ const FREEZER_FDS: usize = 3;
 /// Folders that every root has.
 const OWN_DIRS: [&str; 5] = ["proc", "dev", "tmp", "workspace", "home/user"];
 
-/// Does not return: the clone is the sandbox's pid 1. `in_group`: it has no cgroup to join.
-pub fn sandbox(
-    ask: SandboxAsk,
-    mut fds: Vec<OwnedFd>,
-    in_group: bool,
-    skeleton: &str,
-    binds: &[BoundTree],
-    filter: &[sock_filter],
-) {
+/// What a clone has from its birth.
+#[derive(Clone, Copy)]
+pub struct Born {
+    /// It has no cgroup to join.
+    pub in_group: bool,
+    /// [`prepare`] is done.
+    pub ready: bool,
+}
+
+/// What is the same for every sandbox of this user inside.
+pub fn prepare(id: u32) -> Result<()> {
+    map_id(id, 0, 0).step("id map")?;
+    unshare(libc::CLONE_NEWNET).step("network namespace")?;
+    socket::loopback_up().step("loopback")
+}
+
+/// Does not return: the clone is the sandbox's pid 1.
+pub fn sandbox(ask: SandboxAsk, mut fds: Vec<OwnedFd>, born: Born, common: &Common) {
     let root = &ask.root;
     let (group, disk, directory) =
         (usize::from(ask.group), usize::from(root.disk), usize::from(root.directory));
@@ -43,7 +51,7 @@ pub fn sandbox(
     let mut trees = disk_mount.split_off(disk);
     let volumes = trees.split_off(directory);
     let mounts = Mounts { disk: disk_mount.pop(), directory: trees.pop(), volumes };
-    match setup(&ask, (ready.as_fd(), in_group), mounts, skeleton, binds, filter) {
+    match setup(&ask, ready.as_fd(), born, mounts, common) {
         Ok(Inside { proxy, spool, upper, joined: Joined { oom_events, freezer, watch }, oom_score }) => {
             let pass: Vec<BorrowedFd<'_>> = proxy.iter().map(|p| p.as_fd()).collect();
             reply(ready.as_fd(), &Ready::Up, &pass);
@@ -128,17 +136,14 @@ fn open_dir(path: &str) -> rustix::io::Result<OwnedFd> {
 
 fn setup(
     ask: &SandboxAsk,
-    (channel, in_group): (BorrowedFd<'_>, bool),
+    channel: BorrowedFd<'_>,
+    born: Born,
     mounts: Mounts,
-    skeleton: &str,
-    binds: &[BoundTree],
-    filter: &[sock_filter],
+    common: &Common,
 ) -> Result<Inside> {
-    map_id(ask.id, 0, 0).step("id map")?;
-    unshare(libc::CLONE_NEWNET).step("network namespace")?;
-    socket::loopback_up().step("loopback")?;
-    let joined = join_groups(channel, in_group)?;
-    unshare(libc::CLONE_NEWCGROUP).step("cgroup namespace")?;
+    if !born.ready {
+        prepare(ask.id)?;
+    }
     let spool = open_dir(&format!("/state/{}", ask.root.spool)).step("spool")?;
     if let Some(disk) = mounts.disk {
         attach(disk, "/disk").step("disk")?;
@@ -156,11 +161,11 @@ fn setup(
             let _ = rustix::fs::fchmod(&tmp, Mode::from_raw_mode(0o1777));
         }
     }
-    attach(overlay_of(&ask.root, skeleton, mounts.directory)?, "/new").step("root")?;
+    attach(overlay_of(&ask.root, &common.skeleton, mounts.directory)?, "/new").step("root")?;
     let root = rustix::fs::open("/new", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .step("root")?;
     if ask.root.host_trees {
-        for bind in binds {
+        for bind in &common.binds {
             let tree = clone_tree(&bind.at, true).step("bind")?;
             attach_below(tree.as_fd(), root.as_fd(), &bind.path).step("bind")?;
         }
@@ -187,6 +192,9 @@ fn setup(
         _ => Err(e),
     })?;
 
+    // As late as can be: the groups are made meanwhile, which takes as long as all of this.
+    let joined = join_groups(channel, born.in_group)?;
+    unshare(libc::CLONE_NEWCGROUP).step("cgroup namespace")?;
     rustix::process::fchdir(root.as_fd()).step("chdir")?;
     drop(root);
     pivot_here().step("pivot_root")?;
@@ -196,6 +204,6 @@ fn setup(
     let oom_score = OomScore::open();
     set_dumpable(false).step("dumpable")?;
     drop_capabilities().step("capabilities")?;
-    seccomp::install(filter).step("seccomp")?;
+    seccomp::install(&common.filter).step("seccomp")?;
     Ok(Inside { proxy, spool, upper, joined, oom_score })
 }

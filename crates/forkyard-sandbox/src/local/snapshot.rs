@@ -15,7 +15,7 @@ use super::image::ImageConfig;
 use super::link::Line;
 use super::sandbox::LocalSandbox;
 use super::state::{self, Lock, Meta, Sealing, SnapshotMeta};
-use super::zygote::{restack, unavailable};
+use super::zygote::unavailable;
 use crate::{ErrorKind, Labels, ProviderKind, Result, Sandbox, SandboxError, SnapshotInfo, SnapshotMode};
 
 /// Lookups of missing names cost by depth; beyond this many layers the topmost are merged into one.
@@ -192,15 +192,16 @@ impl Inner {
                 meta.lower.splice(..MERGED, [merged]);
                 self.state.save(meta)?;
             }
-            let root = self.zygote().await?.root(self.root_ask(meta), self.directory(meta).await?).await?;
             let upper = std::fs::File::open(dir.join(format!("up{}", meta.upper))).map_err(unavailable)?;
             let volumes = meta.spec.volumes.iter().map(|volume| &volume.path);
             let mounts = meta.binds.iter().chain(volumes).cloned().collect();
             let ask = RestackAsk { become_id: self.state.owner, mounts };
-            let mut descriptors: Vec<_> = namespaces.iter().map(|fd| fd.as_fd()).collect();
-            // What swaps the root may outlive this process: until its end the sandbox stays quiet and nobody else touches it.
-            descriptors.extend([root.as_fd(), line.as_fd(), lock.as_fd()]);
-            restack(&ask, &descriptors).await?;
+            let [user, mount] = &namespaces[..] else {
+                return Err(unavailable("the guest has no namespaces"));
+            };
+            let held = [user.as_fd(), mount.as_fd(), line.as_fd(), lock.as_fd()];
+            let directory = self.directory(meta).await?;
+            self.zygote().await?.restack(self.root_ask(meta), ask, directory, held).await?;
             meta.skeleton.clone_from(&self.skeleton);
             Ok(OwnedFd::from(upper))
         };

@@ -5,7 +5,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
-use forkyard_guest::zygote::{Answer, Ask, Groups, Ready, RestackAsk, RootAsk, Start, Work, WorkResult};
+use forkyard_guest::zygote::{
+    Answer, Ask, Groups, RESTACK_FDS, Ready, RestackAsk, RootAsk, Start, Work, WorkResult,
+};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use tokio::sync::Mutex;
 
@@ -155,14 +157,35 @@ impl Zygote {
         Ok(Cloned { pid, channel: Messages::new(channel).map_err(unavailable)? })
     }
 
-    /// A root for a sandbox that lives, as a detached mount.
-    pub async fn root(&self, root: RootAsk, directory: Vec<OwnedFd>) -> Result<OwnedFd> {
-        match self.job(Ask::Root { root }, directory).await? {
-            (WorkResult::Done { .. }, mut fds) => fds.pop().ok_or_else(|| unavailable("no root was made")),
-            (WorkResult::Failed { step, errno }, _) => Err(setup_error(&step, errno)),
-            (WorkResult::TimedOut | WorkResult::Refused { .. }, _) => {
-                Err(unavailable("the new root was refused"))
-            }
+    /// Puts a new root under a quiet sandbox, whoever's zygote it was cloned from. `held`: its user and mount namespace, the line
+    /// that keeps it quiet and its lock. What swaps the root may outlive this process: until its end the sandbox stays quiet and
+    /// nobody else touches it.
+    pub async fn restack(
+        &self,
+        root: RootAsk,
+        ask: RestackAsk,
+        directory: Vec<OwnedFd>,
+        held: [BorrowedFd<'_>; RESTACK_FDS],
+    ) -> Result<()> {
+        let mut fds = directory;
+        for fd in held {
+            fds.push(fd.try_clone_to_owned().map_err(unavailable)?);
+        }
+        let not_done = || unavailable("the new root was not put under the sandbox");
+        let made = self.job(Ask::Root { root, restack: Some(ask.clone()) }, fds).await?;
+        let (WorkResult::Done { .. }, mut mounts) = made else {
+            return match made.0 {
+                WorkResult::Failed { step, errno } => Err(setup_error(&step, errno)),
+                _ => Err(not_done()),
+            };
+        };
+        let Some(root) = mounts.pop() else { return Ok(()) };
+        let [user, mount, line, lock] = held;
+        let (text, _) = ask_once("restack", &ask, &[user, mount, root.as_fd(), line, lock]).await?;
+        match serde_json::from_slice(&text) {
+            Ok(WorkResult::Done { .. }) => Ok(()),
+            Ok(WorkResult::Failed { step, errno }) => Err(setup_error(&step, errno)),
+            Ok(WorkResult::TimedOut | WorkResult::Refused { .. }) | Err(_) => Err(not_done()),
         }
     }
 
@@ -180,19 +203,6 @@ impl Zygote {
         let result = serde_json::from_slice(&text)
             .map_err(|_| unavailable("the sandbox helper's worker ended without a result"))?;
         Ok((result, fds))
-    }
-}
-
-/// Puts a new root under a quiet sandbox, from whichever process. `descriptors`: its user and mount namespace, the root, and what
-/// is held until it is done: the line that keeps the sandbox quiet and its lock.
-pub async fn restack(ask: &RestackAsk, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
-    let (text, _) = ask_once("restack", ask, descriptors).await?;
-    match serde_json::from_slice(&text) {
-        Ok(WorkResult::Done { .. }) => Ok(()),
-        Ok(WorkResult::Failed { step, errno }) => Err(setup_error(&step, errno)),
-        Ok(WorkResult::TimedOut | WorkResult::Refused { .. }) | Err(_) => {
-            Err(unavailable("the new root was not put under the sandbox"))
-        }
     }
 }
 

@@ -81,6 +81,65 @@ async fn an_owner() {
     }
 }
 
+/// Processes by their parent.
+fn children(of: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{of}/task")).unwrap().flatten();
+    let texts = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    texts
+        .flat_map(|text| text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Whoever makes several gets clones that were made ahead: each is a sandbox of its own, and one that dies before it is needed
+/// is no loss.
+#[tokio::test]
+async fn sandboxes_that_were_made_ahead_are_as_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let sandbox = async |n: usize| {
+        let made = provider.create(&id(&format!("s{n}")), Attempt(1), &offline(Root::Default)).await.unwrap();
+        assert_eq!(
+            sh(&made, &format!("echo {n} > file; cat file; ls /proc/1/fd")).await.1.lines().next(),
+            Some(&*n.to_string())
+        );
+        made
+    };
+    let zygotes = children(std::process::id());
+    let (mut live, mut killed) = (Vec::new(), 0);
+    for n in 0..8 {
+        live.push(sandbox(n).await);
+        let zygote = children(std::process::id()).into_iter().find(|pid| !zygotes.contains(pid)).unwrap();
+        if n >= 4 {
+            // All but the sandboxes themselves.
+            let known: Vec<u32> = provider_pids(dir.path());
+            for pid in children(zygote).into_iter().filter(|pid| !known.contains(pid)) {
+                let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+                killed +=
+                    usize::from(rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok());
+            }
+        }
+    }
+    assert!(killed > 0, "none was made ahead");
+    for (n, sandbox) in live.iter().enumerate() {
+        assert_eq!(sh(sandbox, "cat file").await, (0, format!("{n}\n")));
+        assert_eq!(snapshot(sandbox, &format!("snap{n}")).await.mode, SnapshotMode::Sealed);
+        assert_eq!(sh(sandbox, "echo more >> file; wc -l < file").await, (0, "2\n".into()));
+        provider.destroy(sandbox.id()).await.unwrap();
+        assert!(
+            sandbox.exec(forkyard_sandbox::ExecRequest::shell("true")).await.is_err(),
+            "nobody else holds its line"
+        );
+    }
+}
+
+/// Of the sandboxes in a state folder.
+fn provider_pids(state: &Path) -> Vec<u32> {
+    let metas = std::fs::read_dir(state.join("sandboxes")).unwrap().flatten();
+    let metas = metas.filter_map(|dir| std::fs::read(dir.path().join("meta.json")).ok());
+    let pids = metas.filter_map(|text| serde_json::from_slice::<serde_json::Value>(&text).ok());
+    pids.filter_map(|meta| meta["pid"].as_u64()).map(|pid| pid as u32).collect()
+}
+
 /// An owner that was killed between the making of a folder and its handing over leaves it to whoever comes next; overlayfs
 /// would mount a root without writing rights over it.
 #[tokio::test]
