@@ -113,9 +113,13 @@ async fn sandboxes_that_were_made_ahead_are_as_others() {
             // All but the sandboxes themselves.
             let known: Vec<u32> = provider_pids(dir.path());
             for pid in children(zygote).into_iter().filter(|pid| !known.contains(pid)) {
-                let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-                killed +=
-                    usize::from(rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok());
+                let process = rustix::process::Pid::from_raw(pid as i32).unwrap();
+                if rustix::process::kill_process(process, rustix::process::Signal::KILL).is_ok() {
+                    killed += 1;
+                    while children(zygote).contains(&pid) {
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                }
             }
         }
     }
