@@ -163,7 +163,7 @@ impl Reply {
         self.unknown_events = true;
         self
     }
-    /// The first text goes on for this many bytes.
+    /// The first block, a text or a call's input, goes on for this many bytes.
     pub fn huge(mut self, bytes: u64) -> Reply {
         self.huge_bytes = bytes;
         self

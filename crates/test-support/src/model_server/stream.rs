@@ -123,12 +123,15 @@ fn split(events: Vec<Bytes>, how: Split) -> Vec<Bytes> {
     }
 }
 
-/// A text that never seems to end, made while it is sent.
-fn endless(bytes: u64, index: usize) -> Chunks {
-    let event = sse(
-        "content_block_delta",
-        &json!({"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": "x".repeat(16 << 10)}}),
-    );
+/// A text or a call's input that never seems to end, made while it is sent.
+fn endless(bytes: u64, first: Option<&Part>) -> Chunks {
+    let more = "x".repeat(16 << 10);
+    let delta = match first {
+        Some(Part::Tool { .. }) => json!({"type": "input_json_delta", "partial_json": more}),
+        _ => json!({"type": "text_delta", "text": more}),
+    };
+    let event =
+        sse("content_block_delta", &json!({"type": "content_block_delta", "index": 0, "delta": delta}));
     let count = usize::try_from(bytes / (16 << 10)).expect("fits") + 1;
     stream::iter((0..count).map(move |_| Ok(event.clone()))).boxed()
 }
@@ -163,7 +166,8 @@ pub fn respond(
     let head: Chunks = if reply.huge_bytes > 0 {
         // message_start and the start of the first block, the flood, the rest.
         let rest = events.split_off(events.len().min(2));
-        let all = stream::iter(events.into_iter().map(Ok)).chain(endless(reply.huge_bytes, 0));
+        let all =
+            stream::iter(events.into_iter().map(Ok)).chain(endless(reply.huge_bytes, reply.parts.first()));
         all.chain(stream::iter(rest.into_iter().map(Ok))).boxed()
     } else {
         // Yielding lets each chunk leave on its own.

@@ -17,6 +17,7 @@ use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
 use forkyard_engine::git::{Git, GitConfig};
 use forkyard_engine::models::{Models, ModelsConfig};
+use forkyard_engine::ports::Onlooker;
 use forkyard_sandbox::Provider;
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_store::{EventQuery, ProcessKind, SandboxQuery, Store};
@@ -25,9 +26,10 @@ use serde_json::json;
 use test_support::model_server::{ModelServer, Reply, Seen};
 use tokio_util::sync::CancellationToken;
 
+use super::moments::EndsItself;
 use super::{MODEL, Process, billed, is_full_scale, sqlite_url, until};
 
-const TURNS: usize = 30;
+pub const TURNS: usize = 30;
 /// The turn whose command runs for seconds.
 const SLOW: usize = 12;
 /// From this turn on something runs in the background: checkpoints are copies then.
@@ -40,10 +42,12 @@ pub struct Plan {
     folder: PathBuf,
     /// Checkpoints are kept for other hosts, too.
     travels: bool,
+    /// The driver kills itself as soon as the results of this turn are durable.
+    pub dies_after: Option<u32>,
 }
 
 impl Plan {
-    fn provider(&self) -> LocalProvider {
+    pub fn provider(&self) -> LocalProvider {
         LocalProvider::new(&self.folder.join("sandboxes"), LocalOptions::default()).unwrap()
     }
     fn repo(&self) -> PathBuf {
@@ -77,7 +81,7 @@ impl Plan {
                 agent: AgentSettings { travels: self.travels, ..AgentSettings::default() },
                 ..HandsConfig::default()
             },
-            onlooker: None,
+            onlooker: self.dies_after.map(|turn| Arc::new(EndsItself { turn }) as Arc<dyn Onlooker>),
         };
         let mut config = EmbeddedConfig::new(host, owner);
         // Takeovers are what is tested, not waiting for them.
@@ -96,7 +100,7 @@ pub async fn drive(plan: Plan) {
 }
 
 /// The nth answer of the conversation: commands that append, one that takes seconds, files written and edited.
-fn script(seen: &Seen) -> Reply {
+pub fn script(seen: &Seen) -> Reply {
     let n = seen.messages().iter().filter(|m| m["role"] == "assistant").count();
     let bash = |command: String| Reply::tool("Bash", json!({ "command": command }));
     match n {
@@ -158,29 +162,36 @@ fn files_of(repo: &Path, commit: &str) -> BTreeMap<String, String> {
 }
 
 /// What goes with the driver.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Loss {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
     Process,
     Sandbox,
     Host,
 }
 
-struct Trial {
-    plan: Plan,
-    server: ModelServer,
-    store: Arc<dyn Store>,
-    run: RunId,
+pub struct Trial {
+    pub plan: Plan,
+    pub server: ModelServer,
+    pub store: Arc<dyn Store>,
+    pub run: RunId,
 }
 
 impl Trial {
-    async fn new(loss: Loss) -> Trial {
+    /// `brain` answers the agent.
+    pub async fn new(loss: Loss, brain: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Trial {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().to_path_buf();
         test_support::keep_until_exit(folder);
         let server = ModelServer::start().await;
-        server.brain(script);
+        server.brain(brain);
         let travels = loss == Loss::Host;
-        let plan = Plan { store: sqlite_url(), server: server.url().into(), folder: path, travels };
+        let plan = Plan {
+            store: sqlite_url(),
+            server: server.url().into(),
+            folder: path,
+            travels,
+            dies_after: None,
+        };
         let repo = plan.repo();
         std::fs::create_dir_all(&repo).unwrap();
         std::fs::write(repo.join(".gitignore"), "*.tmp\n").unwrap();
@@ -196,7 +207,7 @@ impl Trial {
         Trial { plan, server, store, run }
     }
 
-    async fn ended(&self) -> bool {
+    pub async fn ended(&self) -> bool {
         self.store.run(&self.run).await.unwrap().is_some_and(|v| v.status == RunStatus::Ended)
     }
 
@@ -221,7 +232,7 @@ impl Trial {
         found.into_iter().map(|s| s.id).collect()
     }
 
-    async fn lose(&self, loss: Loss) {
+    pub async fn lose(&self, loss: Loss) {
         if loss == Loss::Process {
             return;
         }
@@ -269,7 +280,7 @@ impl Trial {
     }
 
     /// What happened, step by step, for whoever reads of a failure.
-    async fn story(&self) -> String {
+    pub async fn story(&self) -> String {
         let all = EventQuery { limit: 10_000, ..EventQuery::default() };
         let entries = self.store.read_run(&self.run, &all).await.unwrap();
         let steps = entries.iter().map(|e| {
@@ -280,7 +291,7 @@ impl Trial {
     }
 
     /// What has to hold however it was reached.
-    async fn check(&self) {
+    pub async fn check(&self) {
         let fork = self.store.fork(&self.run, 0).await.unwrap().unwrap();
         assert_eq!(fork.outcome, Some(ForkOutcome::Success), "{fork:?}");
         let commit = format!("refs/forkyard/{}/0", self.run);
@@ -304,7 +315,7 @@ async fn survives(loss: Loss, kills: usize) {
     let mut rng = fastrand::Rng::with_seed(11);
     let (mut done, mut runs, mut told) = (0, 0, 0);
     while done < kills {
-        let trial = Trial::new(loss).await;
+        let trial = Trial::new(loss, script).await;
         let n = trial.disturb((kills - done).min(6), &mut rng, loss).await;
         trial.check().await;
         let requests = trial.server.seen();

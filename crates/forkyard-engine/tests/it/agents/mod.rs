@@ -1,6 +1,8 @@
 //! Agents in real processes, on real stores, asking a real HTTP server that streams like a model's API. The processes are killed.
 
 mod kills;
+mod memory;
+mod moments;
 mod spending;
 
 use std::io::{BufRead, BufReader, Write};
