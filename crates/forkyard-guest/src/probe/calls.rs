@@ -87,9 +87,27 @@ fn new_link() -> libc::c_long {
     message[..4].copy_from_slice(&length.to_le_bytes());
     message[4..6].copy_from_slice(&NEW_LINK.to_le_bytes());
     message[6..8].copy_from_slice(&REQUEST_ACK_CREATE.to_le_bytes());
+    netlink(libc::NETLINK_ROUTE, &message)
+}
+
+/// A line for the audit log, as a login program writes it.
+fn audit() -> libc::c_long {
+    const USER_MESSAGE: u16 = 1005;
+    const REQUEST_ACK: u16 = 0x1 | 0x4;
+    let mut message = vec![0u8; 16];
+    message.extend_from_slice(b"op=forkyard-was-here\0\0\0\0");
+    let length = message.len() as u32;
+    message[..4].copy_from_slice(&length.to_le_bytes());
+    message[4..6].copy_from_slice(&USER_MESSAGE.to_le_bytes());
+    message[6..8].copy_from_slice(&REQUEST_ACK.to_le_bytes());
+    netlink(libc::NETLINK_AUDIT, &message)
+}
+
+/// What the kernel says to a request that wants an answer.
+fn netlink(protocol: libc::c_int, message: &[u8]) -> libc::c_long {
     // SAFETY: a socket of our own; both buffers are alive and as long as said.
     unsafe {
-        let fd = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE);
+        let fd = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol);
         if fd < 0 || libc::send(fd, message.as_ptr().cast(), message.len(), 0) < 0 {
             return -1;
         }
@@ -101,6 +119,23 @@ fn new_link() -> libc::c_long {
         let code = i32::from_le_bytes([answer[16], answer[17], answer[18], answer[19]]);
         *libc::__errno_location() = -code;
         if code == 0 { 0 } else { -1 }
+    }
+}
+
+/// A word to a socket that takes messages.
+fn datagram(path: &[u8]) -> libc::c_long {
+    // SAFETY: an all-zero address is valid, the path is shorter than its room, and both live across the calls.
+    unsafe {
+        let mut address: libc::sockaddr_un = std::mem::zeroed();
+        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        for (to, from) in address.sun_path.iter_mut().zip(path) {
+            *to = *from as libc::c_char;
+        }
+        let fd = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0);
+        let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        let word = b"forkyard was here";
+        libc::sendto(fd, word.as_ptr().cast(), word.len(), 0, (&raw const address).cast(), length)
+            as libc::c_long
     }
 }
 
@@ -246,6 +281,15 @@ const ATTEMPTS: &[Attempt] = &[
         unsafe { *libc::__errno_location() = libc::EBADF };
         if open.is_empty() { -1 } else { 0 }
     }),
+    (23, "kernel-log", || open(c"/dev/kmsg", libc::O_WRONLY)),
+    (23, "kernel-log-read", || open(c"/proc/kmsg", libc::O_RDONLY)),
+    (23, "console", || open(c"/dev/console", libc::O_WRONLY)),
+    (23, "supervisor-output", || open(c"/proc/1/fd/1", libc::O_WRONLY)),
+    (23, "supervisor-errors", || open(c"/proc/1/fd/2", libc::O_WRONLY)),
+    (23, "system-log", || datagram(b"/dev/log")),
+    (23, "journal", || datagram(b"/run/systemd/journal/socket")),
+    (23, "journal-log", || datagram(b"/run/systemd/journal/dev-log")),
+    (23, "audit", audit),
     (25, "set-clock", || call!(libc::SYS_clock_settime, 0, ZEROS.as_ptr())),
     (25, "adjust-clock", || {
         // One second more, at once (ADJ_SETOFFSET).

@@ -185,7 +185,16 @@ async fn flood_the_supervisor(sandbox: &Arc<dyn Sandbox>) -> CaseResult {
         let n = tokio::time::timeout(PATIENCE, stream.read(&mut answer)).await.map_or(0, |n| n.unwrap_or(0));
         let answer = String::from_utf8_lossy(&answer[..n]).into_owned();
         ensure!(!answer.contains("welcome"), "the supervisor greeted whoever came: {answer}");
+        // Nor does it take another environment or a longer life from there.
+        let adopt = serde_json::json!({
+            "seq": 2, "op": "adopt", "lifetime_ms": 86_400_000, "env": { "LD_PRELOAD": "/tmp/mine.so" },
+        });
+        stream.write_all(&forkyard_guest::protocol::encode(&adopt, b"")).await?;
+        let mut answer = [0; 1024];
+        let n = tokio::time::timeout(PATIENCE, stream.read(&mut answer)).await.map_or(0, |n| n.unwrap_or(0));
+        let answer = String::from_utf8_lossy(&answer[..n]).into_owned();
+        ensure!(!answer.contains("done"), "the supervisor did as whoever came said: {answer}");
     }
-    ensure_eq!(sh(sandbox, "echo alive").await?.out, "alive\n");
+    ensure_eq!(sh(sandbox, "echo alive ${LD_PRELOAD-}").await?.out.trim_end(), "alive");
     Ok(())
 }

@@ -22,6 +22,8 @@ pub fn cases() -> Vec<Case> {
         attack!(inodes_are_contained, [23], "Empty files without end", Harmless by "watchdog: an entry counts 4 KiB"),
         attack!(an_output_flood_is_contained, [23], "Output without end, by many calls at once",
             Harmless by "bounded spool"),
+        attack!(logs_are_not_reached, [23], "The logs of the kernel, of the system and of the sandbox's own supervisor",
+            Denied by "own /dev and /run, supervisor that can't be looked into"),
         attack!(a_double_fork_dies_with_the_sandbox, [24], "A daemon that outlives its command and its sandbox",
             Harmless by "pid namespace"),
         attack!(a_daemon_does_not_survive_a_cancel, [24], "A double fork that outlives a cancelled command",
@@ -152,6 +154,11 @@ async fn an_output_flood_is_contained(ctx: &Ctx) -> CaseResult {
     ensure!(passed <= 300 << 20, "{passed} bytes were kept");
     ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
     Ok(())
+}
+
+/// Whose disk they fill is the host's.
+async fn logs_are_not_reached(ctx: &Ctx) -> CaseResult {
+    super::kernel::refused(ctx, &["23"]).await
 }
 
 async fn a_double_fork_dies_with_the_sandbox(ctx: &Ctx) -> CaseResult {
