@@ -140,6 +140,13 @@ pub enum Op {
         path: String,
     },
 
+    /// A guest that was made before anybody knew for whom: what its commands find in their environment, and how long from now
+    /// the sandbox lasts.
+    Adopt {
+        lifetime_ms: u64,
+        env: BTreeMap<String, String>,
+    },
+
     Stats,
     /// No command may start and no file may be written until `Thaw` or until the connection ends. Answered when the last write
     /// is done, with [`Answer::Quiet`].

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 use tokio::io::AsyncRead;
+use tokio_util::sync::CancellationToken;
 
 use crate::{Achieved, Capabilities, Exec, ExecRequest, Labels, Limits, ProviderKind, Result, SandboxSpec};
 
@@ -47,6 +48,9 @@ pub trait Provider: Send + Sync {
 
     /// Removes what crashes left behind, and sandboxes past their deadline. Safe beside other processes.
     async fn sweep(&self) -> Result<()>;
+    /// For processes that stay: keeps sandboxes ready for `create` until `stop`, where the provider does such a thing and was
+    /// told to. Nothing of it is left when it ends.
+    async fn keep_ready(&self, _stop: CancellationToken) {}
     /// Waits until what was destroyed is gone from the disk too.
     async fn settle(&self) {}
 }

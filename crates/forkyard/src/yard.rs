@@ -134,6 +134,18 @@ impl Yard {
         })
     }
 
+    /// For a process that stays: meanwhile its providers keep sandboxes ready, where they were told to.
+    pub async fn staying<T>(&self, work: impl Future<Output = T>) -> T {
+        let stop = CancellationToken::new();
+        let keeping = self.providers.values().map(|provider| provider.keep_ready(stop.clone()));
+        let work = async {
+            let done = work.await;
+            stop.cancel();
+            done
+        };
+        tokio::join!(work, futures::future::join_all(keeping)).0
+    }
+
     pub fn new_run_id() -> RunId {
         RunId::new(format!("r{}", random_text(9))).expect("letters and digits")
     }
@@ -187,7 +199,12 @@ async fn providers(
     let wanted = s.provider == ProviderKind::Docker;
     let host = s.docker_host.clone();
     if wanted || socket_path(host.as_deref()).is_some_and(Path::exists) {
-        let options = DockerOptions { host, egress: Some(egress), ..DockerOptions::default() };
+        let options = DockerOptions {
+            host,
+            egress: Some(egress),
+            warm: s.docker_warm as usize,
+            ..DockerOptions::default()
+        };
         match DockerProvider::connect(&s.home.join("docker"), options).await {
             Ok(docker) => {
                 providers.insert(ProviderKind::Docker, Arc::new(docker));

@@ -123,6 +123,10 @@ impl Server {
             Op::Append { write } | Op::Commit { write } | Op::Abort { write } => {
                 self.upload(number, seq, write, &request.op, &body);
             }
+            Op::Adopt { lifetime_ms, env } => {
+                self.adopt(lifetime_ms, env);
+                out.push(seq, Answer::Done, &[]);
+            }
             Op::Stats => self.stats(seq, out),
             Op::Quiesce => match &self.quiet {
                 Some(_) => out.error(seq, Fault::Unavailable, "another snapshot is being taken"),

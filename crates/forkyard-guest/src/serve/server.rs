@@ -1,7 +1,7 @@
 //! The event loop. What it does at an event: [`super::owners`], [`super::commands`], [`super::running`], [`super::work`],
 //! [`super::quiet`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -147,6 +147,11 @@ impl Server {
     pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
+    }
+
+    pub(super) fn adopt(&mut self, lifetime_ms: u64, env: BTreeMap<String, String>) {
+        self.config.env = env;
+        self.ends_at = Instant::now() + Duration::from_millis(lifetime_ms);
     }
 
     /// Returns the code to exit with.

@@ -9,6 +9,7 @@ use bollard::models::{
 use forkyard_core::SandboxId;
 
 use super::record::{Record, SOCKET_NAME};
+use super::warm::WARM_LABEL;
 use crate::{Achieved, ErrorKind, LimitMeans, Result, SandboxError, SandboxInfo, SandboxSpec};
 
 pub const WORKSPACE: &str = "/workspace";
@@ -108,6 +109,9 @@ pub fn check(spec: &SandboxSpec) -> Result<()> {
         if volume.path.starts_with("/.forkyard") || volume.path == "/" {
             return invalid(format!("volume path {:?}", volume.path), "that place is taken");
         }
+    }
+    if spec.labels.contains_key(WARM_LABEL) {
+        return invalid(format!("label {WARM_LABEL:?}"), "that one is Forkyard's own: use another");
     }
     if spec.strict && achieved(spec).disk != LimitMeans::Kernel {
         return Err(SandboxError::new(
@@ -281,11 +285,9 @@ fn mounts(owner: &str, record: &Record, shared: &Shared) -> Vec<Mount> {
     mounts
 }
 
-/// The caller's labels, and whose they must be.
-pub fn label_filters(owner: &str, labels: &crate::Labels) -> HashMap<String, Vec<String>> {
-    let mut wanted = vec![format!("{LABEL_OWNER}={owner}")];
-    wanted.extend(labels.iter().map(|(key, value)| format!("{LABEL_USER}{key}={value}")));
-    HashMap::from([("label".to_string(), wanted)])
+/// Whose they must be.
+pub fn owner_filter(owner: &str) -> HashMap<String, Vec<String>> {
+    HashMap::from([("label".to_string(), vec![format!("{LABEL_OWNER}={owner}")])])
 }
 
 /// Where later ones win: the image's own, what every sandbox has, the proxy's, the user's.

@@ -4,32 +4,37 @@
 //! /workspace and /home/user owned by the sandbox's user and that user in /etc/passwd; it is kept under a tag of our own and
 //! shared by all sandboxes.
 
+use std::collections::HashMap;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use bollard::models::{ContainerConfig, ContainerCreateBody};
 use bollard::query_parameters::{
     CommitContainerOptionsBuilder, CreateContainerOptionsBuilder, CreateImageOptionsBuilder,
-    DownloadFromContainerOptionsBuilder, ImportImageOptionsBuilder, RemoveContainerOptionsBuilder,
-    UploadToContainerOptionsBuilder,
+    DownloadFromContainerOptionsBuilder, ImportImageOptionsBuilder, ListImagesOptionsBuilder,
+    RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder, UploadToContainerOptionsBuilder,
 };
 use bollard::{Docker, body_full};
 use futures::StreamExt;
 
 use super::archive::{Parts, single_file};
 use super::container::{HOME_DIR, LABEL_MAKER, LABEL_OWNER, WORKSPACE};
-use super::engine::{gone_is_ok, is_missing, translate};
-use super::record::{digest, maker};
+use super::engine::{gone_is_ok, is_conflict, is_missing, translate};
+use super::record::{Home, digest, maker};
 use crate::{ErrorKind, Result, Root, SandboxError};
 
 /// Raised when the layer on top changes.
 const PREPARED_VERSION: u32 = 1;
 const PREPARED_REPO: &str = "forkyard-prepared";
+/// A prepared image that was not used for so long is made again when it is wanted: that takes about a second.
+const KEEP_UNUSED: Duration = Duration::from_secs(24 * 3600);
 /// Of /etc/passwd and /etc/group.
 const MAX_ACCOUNT_BYTES: u64 = 1 << 20;
 /// What `docker load` says before the name.
 const LOADED: [&str; 2] = ["Loaded image: ", "Loaded image ID: "];
 
 /// An image that sandboxes can start from.
+#[derive(Clone)]
 pub struct Prepared {
     /// Its own tag.
     pub tag: String,
@@ -85,7 +90,13 @@ async fn load(docker: &Docker, path: &Path) -> Result<String> {
 }
 
 /// The image with our layer on top; pulled and made if it is not there.
-pub async fn prepare(docker: &Docker, owner: &str, image: &str, user: (u32, u32)) -> Result<Prepared> {
+pub async fn prepare(
+    docker: &Docker,
+    home: &Home,
+    owner: &str,
+    image: &str,
+    user: (u32, u32),
+) -> Result<Prepared> {
     let found = match docker.inspect_image(image).await {
         Ok(found) => found,
         Err(fault) if is_missing(&fault) => {
@@ -96,8 +107,10 @@ pub async fn prepare(docker: &Docker, owner: &str, image: &str, user: (u32, u32)
     };
     let env = found.config.and_then(|c| c.env).unwrap_or_default();
     let id = found.id.unwrap_or_else(|| image.to_string());
-    let tag = digest(format!("{PREPARED_VERSION} {id} {} {}", user.0, user.1).as_bytes());
-    let tag = format!("{PREPARED_REPO}:{tag}");
+    let name = digest(format!("{PREPARED_VERSION} {id} {} {}", user.0, user.1).as_bytes());
+    // Before it is looked for: from now on no sweep takes it away.
+    home.use_image(&name)?;
+    let tag = format!("{PREPARED_REPO}:{name}");
     match docker.inspect_image(&tag).await {
         Ok(_) => return Ok(Prepared { tag, env }),
         Err(fault) if is_missing(&fault) => {}
@@ -120,6 +133,34 @@ pub async fn prepare(docker: &Docker, owner: &str, image: &str, user: (u32, u32)
     made?;
     removed?;
     Ok(Prepared { tag, env })
+}
+
+/// Removes prepared images that nobody has used for a while. The engine keeps those that a container stands on.
+pub async fn sweep(docker: &Docker, home: &Home) -> Result<()> {
+    let filters = HashMap::from([("reference".to_string(), vec![PREPARED_REPO.to_string()])]);
+    let options = ListImagesOptionsBuilder::default().filters(&filters).build();
+    let found = docker.list_images(Some(options)).await.map_err(|e| translate("images", &e))?;
+    for image in found {
+        let made = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(image.created).unwrap_or(0));
+        for tag in &image.repo_tags {
+            let Some(digest) = tag.strip_prefix(PREPARED_REPO).and_then(|rest| rest.strip_prefix(':')) else {
+                continue;
+            };
+            let used = home.image_used(digest).unwrap_or(made);
+            if used.elapsed().is_ok_and(|age| age < KEEP_UNUSED) {
+                continue;
+            }
+            // What it was made from is not ours to remove.
+            let options = RemoveImageOptionsBuilder::default().noprune(true).build();
+            match docker.remove_image(tag, Some(options), None).await {
+                Ok(_) => home.forget_image(digest)?,
+                Err(fault) if is_missing(&fault) => home.forget_image(digest)?,
+                Err(fault) if is_conflict(&fault) => {}
+                Err(fault) => return Err(translate(tag, &fault)),
+            }
+        }
+    }
+    Ok(())
 }
 
 async fn pull(docker: &Docker, image: &str) -> Result<()> {

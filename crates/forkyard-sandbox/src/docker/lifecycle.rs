@@ -7,8 +7,11 @@
 //! | paused | | paused |
 //! | exited | marked as stopped | stopped |
 //! | exited | | dead: deadline or crash |
+//!
+//! A container may have been started before its sandbox was asked for ([`super::warm`]); from then on they are one.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
@@ -18,15 +21,17 @@ use bollard::query_parameters::{
     CreateContainerOptionsBuilder, KillContainerOptionsBuilder, ListContainersOptionsBuilder,
     ListVolumesOptionsBuilder, LogsOptionsBuilder, RemoveContainerOptionsBuilder, RemoveVolumeOptionsBuilder,
 };
-use forkyard_core::{Attempt, SandboxId, Timestamp};
+use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use futures::StreamExt;
 
 use super::container::{self, FROM_PATH, GUEST_PATH, LABEL_ID, LABEL_INFO, LABEL_MAKER, VOLUMES};
 use super::engine::{gone_is_ok, is_conflict, is_missing, translate};
-use super::image::{self, Prepared};
+use super::image;
 use super::record::{self, Record, SOCKET_NAME};
 use super::sandbox::DockerSandbox;
+use super::warm::WARM_LABEL;
 use super::{Inner, connect, snapshot, utf8};
+use crate::guest_client::GuestClient;
 use crate::{
     ErrorKind, ExecRequest, Labels, ProviderKind, Result, Root, Sandbox, SandboxError, SandboxInfo,
     SandboxSpec, SandboxStatus,
@@ -55,7 +60,7 @@ fn not_found(id: &SandboxId, why: &str) -> SandboxError {
 }
 
 /// 128 bits that nobody inside can guess.
-fn token() -> Result<String> {
+pub fn token() -> Result<String> {
     let mut bytes = [0; 16];
     rustls::crypto::ring::default_provider()
         .secure_random
@@ -76,7 +81,7 @@ enum Found {
 
 impl Inner {
     pub(super) fn container(&self, id: &SandboxId) -> String {
-        container::name(&self.owner, id)
+        container::name(&self.owner, &self.home.made_as(id))
     }
 
     async fn look(&self, id: &SandboxId) -> Result<Found> {
@@ -93,8 +98,14 @@ impl Inner {
         })
     }
 
+    pub(super) async fn is_running(&self, id: &SandboxId) -> Result<bool> {
+        Ok(self.look(id).await? == Found::Running)
+    }
+
     pub(super) fn record(&self, id: &SandboxId) -> Result<Record> {
-        self.home.read(id)?.ok_or_else(|| not_found(id, "does not exist on this host"))
+        // By the name of what waits for its sandbox nobody gets in, before it has one or after.
+        let own = |record: &Record| record.id == *id && !record.spec.labels.contains_key(WARM_LABEL);
+        self.home.read(id)?.filter(own).ok_or_else(|| not_found(id, "does not exist on this host"))
     }
 
     pub(super) async fn create(
@@ -113,8 +124,8 @@ impl Inner {
             Found::Running | Found::Ended if !self.home.is_unfinished(id) => {
                 return self.attach(id, attempt, false).await;
             }
-            Found::Running | Found::Ended | Found::Unfinished => self.destroy(id).await?,
-            Found::Missing => {}
+            Found::Missing if !self.home.knows(id) => {}
+            Found::Running | Found::Ended | Found::Unfinished | Found::Missing => self.destroy(id).await?,
         }
         let (image, from) = match &spec.root {
             Root::Snapshot(snapshot) => {
@@ -127,8 +138,9 @@ impl Inner {
         };
         let prepared = {
             let _one = self.preparing.lock().await;
-            image::prepare(&self.docker, &self.owner, &image, self.user).await?
+            image::prepare(&self.docker, &self.home, &self.owner, &image, self.user).await?
         };
+        let kind = self.kind(&prepared, &image, spec);
         let created_at = now();
         let record = Record {
             id: id.clone(),
@@ -141,10 +153,24 @@ impl Inner {
             deadline: created_at + spec.lifetime.0,
             paused: false,
             maker: record::maker(),
+            adopted: None,
         };
+        let proxy = self.egress.as_ref().map(|e| e.env(id, &spec.network)).unwrap_or_default();
+        let env = container::environment(&prepared.env, proxy, spec)?;
         let made = async {
-            self.make(&record, &prepared, from.as_ref()).await?;
-            let sandbox = self.run(&record).await?;
+            let taken = match &kind {
+                Some(kind) => self.take(kind, &record, &env, from.as_ref()).await?,
+                None => None,
+            };
+            let sandbox = match taken {
+                Some((record, client)) => self.finish(&record, Some(client)).await?,
+                None => {
+                    self.home.make(&record, self.user.0, self.user.1)?;
+                    let offered = from.as_ref().map(|snapshot| self.offer(id, snapshot)).transpose()?;
+                    self.make(&record, &prepared.tag, &env, offered).await?;
+                    self.run(&record).await?
+                }
+            };
             if from.is_some() {
                 self.restore(&sandbox).await?;
             }
@@ -174,30 +200,28 @@ impl Inner {
         }
     }
 
-    async fn make(
+    /// The streams of a snapshot, in the sandbox's own folder.
+    pub(super) fn offer(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<PathBuf> {
+        self.home.offer(id, snapshot, &VOLUMES.map(|(_, short)| snapshot::file_name(short)))
+    }
+
+    /// Its folders are there. `from`: the one that snapshots are unpacked from.
+    pub(super) async fn make(
         &self,
         record: &Record,
-        prepared: &Prepared,
-        from: Option<&forkyard_core::SnapshotId>,
+        image: &str,
+        env: &BTreeMap<String, String>,
+        from: Option<PathBuf>,
     ) -> Result<()> {
         let id = &record.id;
-        self.home.make(record, self.user.0, self.user.1)?;
-        let proxy = self.egress.as_ref().map(|e| e.env(id, &record.spec.network)).unwrap_or_default();
-        let env: BTreeMap<_, _> = container::environment(&prepared.env, proxy, &record.spec)?;
         let shared = container::Shared {
             guest: self.guest.clone(),
             files: self.files.clone(),
             run: utf8(&self.home.run(id))?,
-            from: match from {
-                Some(snapshot) => {
-                    let names = VOLUMES.map(|(_, short)| snapshot::file_name(short));
-                    Some(utf8(&self.home.offer(id, snapshot, &names)?)?)
-                }
-                None => None,
-            },
+            from: from.as_deref().map(utf8).transpose()?,
         };
         let info = info(record, SandboxStatus::Running);
-        let body = container::body(&self.owner, record, &info, &prepared.tag, self.user, &env, &shared)?;
+        let body = container::body(&self.owner, record, &info, image, self.user, env, &shared)?;
         let name = self.container(id);
         let options = CreateContainerOptionsBuilder::default().name(&name).build();
         self.docker.create_container(Some(options), body).await.map_err(|e| translate(&name, &e))?;
@@ -229,21 +253,34 @@ impl Inner {
         Ok(())
     }
 
-    /// Starts a container that is there, and waits for its guest.
     async fn run(self: &Arc<Self>, record: &Record) -> Result<Arc<dyn Sandbox>> {
+        let client = self.begin(record).await?;
+        self.finish(record, Some(client)).await
+    }
+
+    /// Starts a container that is there, and waits for its guest.
+    pub(super) async fn begin(&self, record: &Record) -> Result<GuestClient> {
         let name = self.container(&record.id);
         self.docker.start_container(&name, None).await.map_err(|e| translate(&name, &e))?;
         let client = self.wait_for_guest(record).await?;
         // The socket is there: from now on nobody inside puts anything beside it.
         self.home.own_run(&record.id, 0, 0, 0o711)?;
-        self.finish(record, Some(client)).await
+        Ok(client)
     }
 
-    async fn wait_for_guest(&self, record: &Record) -> Result<crate::guest_client::GuestClient> {
-        let run = self.home.run(&record.id);
+    /// Greets the guest, and tells one that did not know for whom it was started.
+    pub(super) async fn greet(&self, made_as: &SandboxId, record: &Record) -> Result<GuestClient> {
+        let client = connect::guest(&self.home.run(made_as), record.attempt, &record.token).await?;
+        if let Some(env) = &record.adopted {
+            client.adopt(record.deadline.since(now()).0, env).await?;
+        }
+        Ok(client)
+    }
+
+    async fn wait_for_guest(&self, record: &Record) -> Result<GuestClient> {
         let begin = tokio::time::Instant::now();
         loop {
-            match connect::guest(&run, record.attempt, &record.token).await {
+            match self.greet(&record.id, record).await {
                 Ok(client) => return Ok(client),
                 Err(e) if e.kind != ErrorKind::NotFound => return Err(e),
                 Err(_) => {}
@@ -286,7 +323,7 @@ impl Inner {
     async fn finish(
         self: &Arc<Self>,
         record: &Record,
-        client: Option<crate::guest_client::GuestClient>,
+        client: Option<GuestClient>,
     ) -> Result<Arc<dyn Sandbox>> {
         let egress = match &self.egress {
             None => None,
@@ -329,25 +366,33 @@ impl Inner {
         self.finish(&record, Some(client)).await
     }
 
+    /// What waits for its sandbox is none yet, and listed only for who asks for just that.
     pub(super) async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>> {
-        let found = self.containers(labels).await?;
-        let mut all: Vec<SandboxInfo> = found.iter().filter_map(|c| self.listed(c)).collect();
+        let found = self.containers().await?;
+        let ready = if labels.contains_key(WARM_LABEL) { self.home.ready()? } else { Vec::new() };
+        let is_meant = |info: &SandboxInfo| {
+            let waits = info.labels.contains_key(WARM_LABEL);
+            (!waits || ready.iter().any(|r| r.id == info.id))
+                && labels.iter().all(|(key, value)| info.labels.get(key) == Some(value))
+        };
+        let mut all: Vec<SandboxInfo> =
+            found.iter().filter_map(|c| self.listed(c)).filter(is_meant).collect();
         all.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(all)
     }
 
-    async fn containers(&self, labels: &Labels) -> Result<Vec<ContainerSummary>> {
-        let filters = container::label_filters(&self.owner, labels);
+    pub(super) async fn containers(&self) -> Result<Vec<ContainerSummary>> {
+        let filters = container::owner_filter(&self.owner);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
         self.docker.list_containers(Some(options)).await.map_err(|e| translate("list", &e))
     }
 
     /// None: not a sandbox, or one that is being removed.
-    fn listed(&self, container: &ContainerSummary) -> Option<SandboxInfo> {
+    pub(super) fn listed(&self, container: &ContainerSummary) -> Option<SandboxInfo> {
         let labels = container.labels.as_ref()?;
-        let mut info: SandboxInfo = serde_json::from_str(labels.get(LABEL_INFO)?).ok()?;
-        let record = self.home.read(&info.id).ok().flatten();
-        info.status = match container.state? {
+        let made: SandboxInfo = serde_json::from_str(labels.get(LABEL_INFO)?).ok()?;
+        let record = self.home.read(&made.id).ok().flatten();
+        let status = match container.state? {
             ContainerSummaryStateEnum::RUNNING if record.as_ref().is_some_and(|r| r.paused) => {
                 SandboxStatus::Paused
             }
@@ -356,21 +401,21 @@ impl Inner {
             }
             ContainerSummaryStateEnum::PAUSED => SandboxStatus::Paused,
             ContainerSummaryStateEnum::REMOVING => return None,
-            _ if self.home.is_stopped(&info.id) => SandboxStatus::Stopped,
+            _ if self.home.is_stopped(&made.id) => SandboxStatus::Stopped,
             _ => SandboxStatus::Dead,
         };
-        if let Some(record) = record {
-            info.attempt = record.attempt;
-            info.deadline = record.deadline;
-        }
-        Some(info)
+        Some(record.map_or(SandboxInfo { status, ..made }, |record| info(&record, status)))
     }
 
     pub(super) async fn status(&self, id: &SandboxId) -> Result<SandboxInfo> {
-        let wanted = self.containers(&Labels::new()).await?;
-        let own =
-            |c: &&ContainerSummary| c.labels.as_ref().and_then(|l| l.get(LABEL_ID)) == Some(&id.to_string());
-        wanted.iter().find(own).and_then(|c| self.listed(c)).ok_or_else(|| not_found(id, "does not exist"))
+        let made_as = self.home.made_as(id).to_string();
+        let own = |c: &&ContainerSummary| c.labels.as_ref().and_then(|l| l.get(LABEL_ID)) == Some(&made_as);
+        self.containers()
+            .await?
+            .iter()
+            .find(own)
+            .and_then(|c| self.listed(c))
+            .ok_or_else(|| not_found(id, "does not exist"))
     }
 
     pub(super) async fn stop(&self, id: &SandboxId) -> Result<()> {
@@ -456,8 +501,9 @@ impl Inner {
         };
         let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
         gone(self.docker.remove_container(&self.container(id), Some(options)).await)?;
+        let made_as = self.home.made_as(id);
         for (_, short) in VOLUMES {
-            let volume = container::volume(&self.owner, id, short);
+            let volume = container::volume(&self.owner, &made_as, short);
             let options = RemoveVolumeOptionsBuilder::default().force(true).build();
             gone(self.docker.remove_volume(&volume, Some(options)).await)?;
         }
@@ -469,21 +515,29 @@ impl Inner {
     pub(super) async fn sweep(&self) -> Result<()> {
         let now = now();
         self.home.sweep_snapshots()?;
+        image::sweep(&self.docker, &self.home).await?;
+        self.sweep_ready().await?;
         // Before anything else: whose volume is seen now has a container or a folder that is seen below.
-        let filters: HashMap<String, Vec<String>> = container::label_filters(&self.owner, &Labels::new());
+        let filters = container::owner_filter(&self.owner);
         let options = ListVolumesOptionsBuilder::default().filters(&filters).build();
         let found = self.docker.list_volumes(Some(options)).await.map_err(|e| translate("volumes", &e))?;
-        let containers = self.containers(&Labels::new()).await?;
+        let containers = self.containers().await?;
         let mut live = BTreeSet::new();
         for container in &containers {
             let labels = container.labels.clone().unwrap_or_default();
+            let id = labels.get(LABEL_ID).and_then(|id| SandboxId::new(id.clone()).ok());
+            // Whoever made a sandbox of the container counts, not who started it.
+            let record = id.as_ref().map(|id| self.home.read(id)).transpose()?.flatten();
             let made = Timestamp(u64::try_from(container.created.unwrap_or(0)).unwrap_or(0) * 1000);
-            let given_up = labels.get(LABEL_MAKER).is_some_and(|maker| !record::is_at_work(maker));
+            let made = record.as_ref().map_or(made, |r| r.created_at);
+            let maker = record.as_ref().map(|r| &r.maker).or(labels.get(LABEL_MAKER));
+            let given_up = maker.is_some_and(|maker| !record::is_at_work(maker));
             let old = given_up || now.since(made).0 > ORPHAN_AFTER_MS;
-            match labels.get(LABEL_ID).and_then(|id| SandboxId::new(id.clone()).ok()) {
+            match id {
                 Some(id) => {
                     let created = container.state == Some(ContainerSummaryStateEnum::CREATED);
-                    let unfinished = (created || self.home.is_unfinished(&id)) && old;
+                    let unfinished = (created || self.home.is_unfinished(&id)) && old
+                        || given_up && self.is_nobodys(&id)?;
                     let over = self.listed(container).is_some_and(|info| {
                         info.status == SandboxStatus::Dead && now.since(info.deadline).0 > DEAD_FOR_MS
                     });
@@ -509,7 +563,7 @@ impl Inner {
                 .is_some_and(|r| record::is_at_work(&r.maker) && now.since(r.created_at).0 < ORPHAN_AFTER_MS);
             if young {
                 live.insert(id.to_string());
-            } else if !live.contains(id.as_str()) {
+            } else if !live.contains(self.home.made_as(&id).as_str()) {
                 self.destroy(&id).await?;
             }
         }

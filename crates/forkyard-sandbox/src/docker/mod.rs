@@ -5,6 +5,7 @@
 //! - The container has loopback alone in every network mode; the egress proxy accepts on the guest's listener inside.
 //! - A container that was made but never served is nobody's: whoever finds it makes it again.
 //! - What is destroyed leaves no container, no volume and no folder.
+//! - What is kept ready for later is nobody's sandbox until exactly one process has taken it.
 
 mod archive;
 mod connect;
@@ -16,6 +17,7 @@ mod oom;
 mod record;
 mod sandbox;
 mod snapshot;
+mod warm;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use std::sync::atomic::AtomicBool;
 use async_trait::async_trait;
 use bollard::Docker;
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use tokio_util::sync::CancellationToken;
 
 use self::record::Home;
 use crate::{
@@ -32,6 +35,7 @@ use crate::{
 };
 
 pub use self::engine::{describe as engine, socket_path};
+pub use self::warm::WARM_LABEL;
 
 /// The user inside when Forkyard runs as root; an ordinary user is itself inside.
 const ROOTS_USER: (u32, u32) = (1000, 1000);
@@ -46,6 +50,8 @@ pub struct DockerOptions {
     pub image: Option<String>,
     /// Without one, only the network mode `none` can be had.
     pub egress: Option<Arc<dyn EgressFactory>>,
+    /// Containers that a process that stays keeps started for the next sandboxes, of each image with its limits.
+    pub warm: usize,
 }
 
 #[derive(Clone)]
@@ -68,6 +74,9 @@ struct Inner {
     preparing: tokio::sync::Mutex<()>,
     /// Whether this process has looked for orphans.
     swept: AtomicBool,
+    warm: usize,
+    wants: std::sync::Mutex<Vec<warm::Want>>,
+    wanted: tokio::sync::Notify,
 }
 
 fn utf8(path: &Path) -> Result<String> {
@@ -102,6 +111,9 @@ impl DockerProvider {
             user,
             preparing: tokio::sync::Mutex::new(()),
             swept: AtomicBool::new(false),
+            warm: options.warm,
+            wants: std::sync::Mutex::default(),
+            wanted: tokio::sync::Notify::new(),
         };
         Ok(DockerProvider { inner: Arc::new(inner) })
     }
@@ -164,5 +176,8 @@ impl Provider for DockerProvider {
     }
     async fn sweep(&self) -> Result<()> {
         self.inner.sweep().await
+    }
+    async fn keep_ready(&self, stop: CancellationToken) {
+        self.inner.keep_ready(stop).await;
     }
 }

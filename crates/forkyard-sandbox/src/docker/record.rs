@@ -2,10 +2,12 @@
 //!
 //! The engine is the truth about what exists; these files hold what must not stand in a label (the guest's token, secrets).
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -17,6 +19,9 @@ pub const SOCKET_NAME: &str = "guest.sock";
 const RECORD_NAME: &str = "sandbox.json";
 /// What folders of snapshots in the making are called, before their maker.
 pub const STAGING: &str = ".new-";
+/// Containers that wait for their sandbox, and those that somebody is taking: see [`Ready`].
+const FREE: &str = "ready";
+const TAKEN: &str = "taken";
 /// Present while a sandbox is stopped on purpose; without it, one that does not run is dead.
 const STOPPED_NAME: &str = "stopped";
 
@@ -39,6 +44,9 @@ pub struct Record {
     /// Who makes it, see [`maker`].
     #[serde(default)]
     pub maker: String,
+    /// What commands find in their environment, where the container was made before anybody knew for whom.
+    #[serde(default)]
+    pub adopted: Option<BTreeMap<String, String>>,
 }
 
 /// This process, by a name that no other one gets before the machine starts again: its number, when it was born, and the
@@ -77,6 +85,29 @@ pub struct SnapshotRecord {
     pub image: String,
 }
 
+/// A container that was started before anybody knew for whom. The name of an empty file says all of it, and that file is moved
+/// by one rename: of two who want it, one gets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ready {
+    /// Which sandboxes it can become.
+    pub kind: String,
+    /// Who keeps it ready, or is taking it.
+    pub maker: String,
+    pub id: SandboxId,
+}
+
+impl Ready {
+    fn name(&self) -> String {
+        format!("{}-{}-{}", self.kind, self.maker, self.id)
+    }
+
+    fn parse(name: &str) -> Option<Ready> {
+        let (kind, rest) = name.split_once('-')?;
+        let (maker, id) = rest.split_once('-')?;
+        Some(Ready { kind: kind.into(), maker: maker.into(), id: SandboxId::new(id).ok()? })
+    }
+}
+
 /// The provider's folder.
 #[derive(Clone)]
 pub struct Home(PathBuf);
@@ -93,7 +124,8 @@ fn failed(what: &Path) -> impl FnOnce(io::Error) -> SandboxError {
 
 impl Home {
     pub fn open(root: &Path) -> Result<Home> {
-        for dir in [root.to_path_buf(), root.join("sandboxes"), root.join("snapshots"), root.join("shared")] {
+        for name in ["", "sandboxes", "snapshots", "shared", "images", FREE, TAKEN] {
+            let dir = root.join(name);
             fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(failed(&dir))?;
         }
         let root = fs::canonicalize(root).map_err(failed(root))?;
@@ -108,6 +140,25 @@ impl Home {
         self.0.join("sandboxes").join(id.as_str())
     }
 
+    /// The id that the container, its volumes and its folder are named by: the sandbox's own, unless the container was there
+    /// before it. Then its folder is a link to the container's.
+    pub fn made_as(&self, id: &SandboxId) -> SandboxId {
+        let target = fs::read_link(self.sandbox(id)).ok();
+        let name = target.as_deref().and_then(Path::to_str).and_then(|name| SandboxId::new(name).ok());
+        name.unwrap_or_else(|| id.clone())
+    }
+
+    /// Whether anything of it is here, whole or not.
+    pub fn knows(&self, id: &SandboxId) -> bool {
+        fs::symlink_metadata(self.sandbox(id)).is_ok()
+    }
+
+    /// From now on the sandbox is that container.
+    pub fn link(&self, id: &SandboxId, made_as: &SandboxId) -> Result<()> {
+        let link = self.sandbox(id);
+        std::os::unix::fs::symlink(made_as.as_str(), &link).map_err(failed(&link))
+    }
+
     /// Mounted into the sandbox, for the guest's socket.
     pub fn run(&self, id: &SandboxId) -> PathBuf {
         self.sandbox(id).join("run")
@@ -118,6 +169,14 @@ impl Home {
         self.sandbox(id).join("from")
     }
 
+    pub fn make_from(&self, id: &SandboxId) -> Result<PathBuf> {
+        let dir = self.from(id);
+        fs::DirBuilder::new().recursive(true).mode(0o755).create(&dir).map_err(failed(&dir))?;
+        // The umask may have taken bits that the sandbox needs.
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).map_err(failed(&dir))?;
+        Ok(dir)
+    }
+
     /// Its maker did not live to unpack all of what it starts from.
     pub fn is_unfinished(&self, id: &SandboxId) -> bool {
         fs::read_dir(self.from(id)).is_ok_and(|mut entries| entries.next().is_some())
@@ -125,9 +184,8 @@ impl Home {
 
     /// Links, so that the snapshot may go meanwhile.
     pub fn offer(&self, id: &SandboxId, snapshot: &SnapshotId, names: &[String]) -> Result<PathBuf> {
-        let dir = self.from(id);
+        let dir = self.make_from(id)?;
         let link = || -> io::Result<()> {
-            fs::DirBuilder::new().recursive(true).mode(0o755).create(&dir)?;
             for name in names {
                 let (from, to) = (self.snapshot(snapshot).join(name), dir.join(name));
                 // The user inside reads it, and nobody else gets as far as this folder.
@@ -137,7 +195,7 @@ impl Home {
                     Ok(()) | Err(_) => {}
                 }
             }
-            fs::set_permissions(&dir, fs::Permissions::from_mode(0o755))
+            Ok(())
         };
         link().map_err(failed(&dir))?;
         Ok(dir)
@@ -189,7 +247,12 @@ impl Home {
     }
 
     pub fn write(&self, record: &Record) -> Result<()> {
-        let path = self.sandbox(&record.id).join(RECORD_NAME);
+        self.write_as(&record.id, record)
+    }
+
+    /// Into the folder of another id.
+    pub fn write_as(&self, made_as: &SandboxId, record: &Record) -> Result<()> {
+        let path = self.sandbox(made_as).join(RECORD_NAME);
         let text = serde_json::to_vec(record)
             .map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("specification: {e}")))?;
         self.put(&path, &text, 0o600)
@@ -199,13 +262,15 @@ impl Home {
         read_json(&self.sandbox(id).join(RECORD_NAME))
     }
 
-    /// Ok if it is gone already.
+    /// Ok if it is gone already. A link goes last: it leads to what is left of the rest.
     pub fn remove(&self, id: &SandboxId) -> Result<()> {
-        let dir = self.sandbox(id);
+        let made_as = self.made_as(id);
+        let dir = self.sandbox(&made_as);
         match fs::remove_dir_all(&dir) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(&dir)(e)),
-            Ok(()) | Err(_) => Ok(()),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(&dir)(e)),
+            Ok(()) | Err(_) => {}
         }
+        if made_as == *id { Ok(()) } else { gone(&self.sandbox(id)) }
     }
 
     /// Every sandbox that has a folder, whether the engine knows it or not.
@@ -218,10 +283,7 @@ impl Home {
         if stopped {
             return self.put(&path, b"", 0o600);
         }
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(&path)(e)),
-            Ok(()) | Err(_) => Ok(()),
-        }
+        gone(&path)
     }
 
     pub fn is_stopped(&self, id: &SandboxId) -> bool {
@@ -244,6 +306,35 @@ impl Home {
         Ok(all)
     }
 
+    /// From now on anybody may take it.
+    pub fn offer_ready(&self, ready: &Ready) -> Result<()> {
+        self.put(&self.0.join(FREE).join(ready.name()), b"", 0o600)
+    }
+
+    pub fn ready(&self) -> Result<Vec<Ready>> {
+        names(&self.0.join(FREE), |name| Ready::parse(&name))
+    }
+
+    pub fn taken(&self) -> Result<Vec<Ready>> {
+        names(&self.0.join(TAKEN), |name| Ready::parse(&name))
+    }
+
+    /// None: somebody else was first. What is taken is said under the taker's name.
+    pub fn take(&self, ready: &Ready) -> Result<Option<Ready>> {
+        let taken = Ready { maker: maker(), ..ready.clone() };
+        let from = self.0.join(FREE).join(ready.name());
+        match fs::rename(&from, self.0.join(TAKEN).join(taken.name())) {
+            Ok(()) => Ok(Some(taken)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(failed(&from)(e)),
+        }
+    }
+
+    /// It has become a sandbox, or is gone.
+    pub fn settle_taken(&self, taken: &Ready) -> Result<()> {
+        gone(&self.0.join(TAKEN).join(taken.name()))
+    }
+
     /// Removes what interrupted snapshots and imports left.
     pub fn sweep_snapshots(&self) -> Result<()> {
         let dir = self.0.join("snapshots");
@@ -255,6 +346,24 @@ impl Home {
             }
         }
         Ok(())
+    }
+
+    /// A prepared image is about to be used.
+    pub fn use_image(&self, digest: &str) -> Result<()> {
+        self.put(&self.image(digest), b"", 0o600)
+    }
+
+    /// When it was last used from here; None if it never was.
+    pub fn image_used(&self, digest: &str) -> Option<SystemTime> {
+        fs::metadata(self.image(digest)).and_then(|meta| meta.modified()).ok()
+    }
+
+    pub fn forget_image(&self, digest: &str) -> Result<()> {
+        gone(&self.image(digest))
+    }
+
+    fn image(&self, digest: &str) -> PathBuf {
+        self.0.join("images").join(digest)
     }
 
     /// Whole or not at all, and never through a link that somebody left there.
@@ -271,6 +380,14 @@ impl Home {
             Ok(())
         };
         write().map_err(failed(path))
+    }
+}
+
+/// Ok if it is gone already.
+fn gone(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(path)(e)),
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 

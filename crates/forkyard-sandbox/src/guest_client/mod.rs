@@ -3,7 +3,7 @@
 mod exec;
 mod files;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -157,6 +157,11 @@ impl GuestClient {
             }
             (other, _) => Err(unexpected(&other)),
         }
+    }
+
+    /// From now on the guest's commands have this environment, and the sandbox lasts this long.
+    pub async fn adopt(&self, lifetime_ms: u64, env: &BTreeMap<String, String>) -> Result<()> {
+        self.ask_done(Op::Adopt { lifetime_ms, env: env.clone() }, &[]).await
     }
 
     pub async fn pause(&self) -> Result<()> {

@@ -12,6 +12,7 @@ use forkyard_sandbox::{
     ErrorKind, ExecRequest, Labels, Lifetime, NetworkMode, NetworkSpec, Provider, Root, Sandbox, SandboxSpec,
     SandboxStatus, SnapshotMode, Volume,
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::docker_fixture::{Daemon, IMAGE};
 use crate::egress_fixture::Net;
@@ -66,7 +67,16 @@ pub async fn connect(
     state: &std::path::Path,
     egress: Option<Arc<dyn forkyard_sandbox::EgressFactory>>,
 ) -> DockerProvider {
-    let options = DockerOptions { host: Some(daemon.host()), image: Some(IMAGE.into()), egress };
+    connect_warm(daemon, state, egress, 0).await
+}
+
+pub async fn connect_warm(
+    daemon: &Daemon,
+    state: &std::path::Path,
+    egress: Option<Arc<dyn forkyard_sandbox::EgressFactory>>,
+    warm: usize,
+) -> DockerProvider {
+    let options = DockerOptions { host: Some(daemon.host()), image: Some(IMAGE.into()), egress, warm };
     DockerProvider::connect(state, options).await.unwrap()
 }
 
@@ -369,18 +379,25 @@ async fn the_proxy_serves_a_container_that_has_no_network() {
     provider.destroy(&id("none")).await.unwrap();
 }
 
-/// The cases of every provider, one after another on one engine; all failures are told, not the first alone.
-async fn suite(cases: Vec<Case>) {
+/// The cases of every provider, one after another on one engine; all failures are told, not the first alone. `between` comes
+/// before each.
+pub async fn suite(cases: Vec<Case>, warm: usize, between: impl AsyncFn(&DockerProvider)) {
     let Some(daemon) = Daemon::start().await else { return };
     let state = tempfile::tempdir().unwrap();
     let stage = Arc::new(Stage::new().unwrap());
-    let provider = Arc::new(connect(&daemon, state.path(), Some(stage.egress())).await);
+    let provider = Arc::new(connect_warm(&daemon, state.path(), Some(stage.egress()), warm).await);
+    let stop = CancellationToken::new();
+    let keeping = tokio::spawn({
+        let (provider, stop) = (provider.clone(), stop.clone());
+        async move { provider.keep_ready(stop).await }
+    });
     let other = Arc::new(connect(&daemon, state.path(), Some(stage.egress())).await);
     let capabilities = provider.capabilities();
     let ctx = Ctx::new(provider.clone(), other, spec()).on(stage);
     let only = std::env::var("ONLY").unwrap_or_default();
     let mut failures = Vec::new();
     for case in cases.iter().filter(|case| case.name.contains(&only) && (case.applies)(&capabilities)) {
+        between(&provider).await;
         let begin = std::time::Instant::now();
         // One that hangs must not hide the others.
         let ended = tokio::time::timeout(Duration::from_secs(120), case.run(&ctx)).await;
@@ -393,14 +410,17 @@ async fn suite(cases: Vec<Case>) {
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     assert!(provider.list(&Labels::new()).await.unwrap().is_empty());
+    stop.cancel();
+    keeping.await.unwrap();
+    assert_eq!(left(&daemon).await, (0, 0), "nothing is left");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_case_of_conformance() {
-    suite(conformance()).await;
+    suite(conformance(), 0, async |_| {}).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_attack_is_stopped() {
-    suite(attacks()).await;
+    suite(attacks(), 0, async |_| {}).await;
 }

@@ -14,9 +14,11 @@ use forkyard_sandbox::{
 };
 use futures::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_util::sync::CancellationToken;
 
 use crate::docker::{connect, left};
-use crate::docker_fixture::{Daemon, IMAGE, find};
+use crate::docker_fixture::{Daemon, IMAGE, needed};
+use crate::docker_warm::until_ready;
 use crate::local::as_user_with;
 
 const FIRST: Attempt = Attempt(1);
@@ -48,13 +50,19 @@ async fn owner_that_will_be_killed() {
     else {
         return;
     };
-    let options = DockerOptions { host: Some(host), image: Some(IMAGE.into()), egress: None };
+    let warm = if std::env::var_os("KILLED_OWNER_KEEPS").is_some() { 2 } else { 0 };
+    let options = DockerOptions { host: Some(host), image: Some(IMAGE.into()), warm, ..Default::default() };
     let provider = DockerProvider::connect(std::path::Path::new(&state), options).await.unwrap();
+    let keeper = provider.clone();
+    tokio::spawn(async move { keeper.keep_ready(CancellationToken::new()).await });
     let parent = provider.create(&id("parent"), FIRST, &spec()).await.unwrap();
     sh(&parent, "echo one > f; (sleep 7654322 &) >/dev/null 2>&1").await;
     let snapshot = SnapshotId::new("snap").unwrap();
     parent.snapshot(&snapshot, &Labels::new()).await.unwrap();
     let child = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..spec() };
+    if warm > 0 {
+        until_ready(&provider, 1).await;
+    }
     provider.create(&id("child"), FIRST, &child).await.unwrap();
     provider.remove_snapshot(&snapshot).await.unwrap();
     println!("made");
@@ -63,6 +71,16 @@ async fn owner_that_will_be_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_left_of_owners_that_were_killed() {
+    nothing_is_left_of(&[]).await;
+}
+
+/// They are killed while they make containers for later, take one, and have some ready.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_left_of_keepers_that_were_killed() {
+    nothing_is_left_of(&[("KILLED_OWNER_KEEPS", "1")]).await;
+}
+
+async fn nothing_is_left_of(env: &[(&str, &str)]) {
     let full = std::env::var("FORKYARD_TEST_SCALE").is_ok_and(|scale| scale == "full");
     let cycles = if full { 100 } else { 10 };
     let Some(daemon) = Daemon::start().await else { return };
@@ -75,6 +93,7 @@ async fn nothing_is_left_of_owners_that_were_killed() {
             .args(["--exact", "docker_engine::owner_that_will_be_killed", "--ignored", "--nocapture"])
             .env("KILLED_OWNER_HOST", daemon.host())
             .env("KILLED_OWNER_STATE", state.path())
+            .envs(env.iter().copied())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -104,7 +123,7 @@ async fn nothing_is_left_of_owners_that_were_killed() {
         for snapshot in provider.snapshots().await.unwrap() {
             provider.remove_snapshot(&snapshot.id).await.unwrap();
         }
-        for part in ["sandboxes", "snapshots"] {
+        for part in ["sandboxes", "snapshots", "ready", "taken"] {
             let names: Vec<_> = std::fs::read_dir(state.path().join(part)).unwrap().flatten().collect();
             assert!(names.is_empty(), "cycle {cycle}: {names:?}");
         }
@@ -162,7 +181,7 @@ async fn engines_that_are_not_what_they_should_be() {
 async fn as_whoever_this_is() {
     let Ok(host) = std::env::var("ORDINARY_DOCKER_HOST") else { return };
     let state = tempfile::tempdir().unwrap();
-    let options = DockerOptions { host: Some(host), image: Some(IMAGE.into()), egress: None };
+    let options = DockerOptions { host: Some(host), image: Some(IMAGE.into()), ..Default::default() };
     let connected = DockerProvider::connect(state.path(), options).await;
     if std::env::var("ORDINARY_MAY").is_err() {
         let error = connected.err().unwrap();
@@ -221,10 +240,7 @@ impl Drop for Registry {
 
 impl Registry {
     async fn start() -> Option<Registry> {
-        let Some(program) = find("docker-registry") else {
-            assert!(std::env::var_os("FORKYARD_TEST_REQUIRE").is_none(), "no docker-registry");
-            return None;
-        };
+        let program = needed("docker-registry")?;
         let dir = tempfile::tempdir().unwrap();
         // Free a moment ago; whoever takes it meanwhile makes this test fail, not lie.
         let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();

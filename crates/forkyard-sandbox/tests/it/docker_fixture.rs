@@ -27,17 +27,11 @@ impl Daemon {
 
     /// With an image that has what these programs of the host need to run in it.
     pub async fn start_for(programs: &[&Path]) -> Option<Daemon> {
-        let skip = |why: &str| {
-            assert!(std::env::var_os("FORKYARD_TEST_REQUIRE").is_none(), "{why}");
-            eprintln!("skipped: {why}");
-            None
-        };
-        // SAFETY: geteuid takes nothing and can't fail.
-        if unsafe { libc::geteuid() } != 0 {
-            return skip("dockerd needs root");
+        if !rustix::process::geteuid().is_root() {
+            skipped("dockerd needs root");
+            return None;
         }
-        let Some(dockerd) = find("dockerd") else { return skip("no dockerd") };
-        let Some(busybox) = find("busybox") else { return skip("no busybox") };
+        let (dockerd, busybox) = (needed("dockerd")?, needed("busybox")?);
         let dir = tempfile::Builder::new().prefix("fy").tempdir_in("/tmp").unwrap();
         let at = |name: &str| dir.path().join(name).display().to_string();
         let log = std::fs::File::create(dir.path().join("log")).unwrap();
@@ -96,6 +90,21 @@ impl Drop for Daemon {
         unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
         let _ = self.child.wait();
     }
+}
+
+/// A real part of a test is missing. Where all of them have to be there, that is a failure.
+pub fn skipped(why: &str) {
+    assert!(std::env::var_os("FORKYARD_TEST_REQUIRE").is_none(), "{why}");
+    eprintln!("skipped: {why}");
+}
+
+/// A program without which a test can't be.
+pub fn needed(program: &str) -> Option<PathBuf> {
+    let found = find(program);
+    if found.is_none() {
+        skipped(&format!("no {program}"));
+    }
+    found
 }
 
 pub fn find(program: &str) -> Option<PathBuf> {

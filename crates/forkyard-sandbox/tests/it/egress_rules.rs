@@ -3,6 +3,7 @@
 use forkyard_sandbox::egress::{Decision, Reason};
 use forkyard_sandbox::{NetworkMode, NetworkSpec, Secret};
 
+use crate::docker_fixture::skipped;
 use crate::egress_fixture::{Net, hello, origin, say, status};
 
 fn get(host: &str, path: &str) -> String {
@@ -327,8 +328,7 @@ async fn web_ports_carry_only_the_web() {
     let net = Net::new();
     let bind = |port| tokio::net::TcpListener::bind(("127.9.9.9", port));
     let (Ok(http), Ok(https)) = (bind(80).await, bind(443).await) else {
-        eprintln!("skipped: low ports are not for this user");
-        return;
+        return skipped("low ports are not for this user");
     };
     let clear = origin(None, http, hello()).await;
     let secure = origin(Some(net.world.acceptor("site.test")), https, hello()).await;

@@ -16,7 +16,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-use crate::docker_fixture::{find, image};
+use crate::docker_fixture::{image, needed};
 use crate::local::{as_ordinary_user, run_cases_on};
 use crate::local_roots::{offline, sh};
 
@@ -110,7 +110,7 @@ fn write_archive(path: &Path, layers: &[Vec<u8>]) -> String {
 
 /// A whole system, a layer that changes it, and one that takes things away.
 fn busybox_layers() -> Option<Vec<Vec<u8>>> {
-    let base = image(&find("busybox")?, &[]);
+    let base = image(&needed("busybox")?, &[]);
     let change = layer(&[
         (EntryType::Directory, "gone/", ""),
         (EntryType::Regular, "gone/file", "x"),

@@ -10,6 +10,7 @@ use forkyard_sandbox::{
     ErrorKind, ExecRequest, Labels, NetworkMode, Provider, Root, Sandbox, SandboxSpec, SnapshotMode, Volume,
 };
 
+use crate::docker_fixture::needed;
 use crate::local::as_ordinary_user;
 
 pub fn offline(root: Root) -> SandboxSpec {
@@ -25,11 +26,11 @@ pub async fn sh(sandbox: &Arc<dyn Sandbox>, script: &str) -> (i32, String) {
 
 /// A root of one static program under its many names. None on a machine without one.
 pub fn busybox_root(dir: &Path) -> Option<()> {
-    let program = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists())?;
+    let program = needed("busybox")?;
     for part in ["bin", "etc", "tmp"] {
         std::fs::create_dir_all(dir.join(part)).unwrap();
     }
-    std::fs::copy(program, dir.join("bin/busybox")).unwrap();
+    std::fs::copy(&program, dir.join("bin/busybox")).unwrap();
     std::fs::set_permissions(dir.join("bin/busybox"), PermissionsExt::from_mode(0o755)).unwrap();
     let listed = std::process::Command::new(program).arg("--list").output().unwrap();
     for name in String::from_utf8(listed.stdout).unwrap().lines().filter(|name| *name != "busybox") {

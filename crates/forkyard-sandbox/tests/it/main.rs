@@ -3,6 +3,7 @@
 mod docker;
 mod docker_engine;
 mod docker_fixture;
+mod docker_warm;
 mod egress_fixture;
 mod egress_internal;
 mod egress_limits;

@@ -140,7 +140,7 @@ impl ServeArgs {
                 () = tidying => {}
             }
         };
-        observer.over(yard, until_stopped).await;
+        observer.over(yard, yard.staying(until_stopped)).await;
         Ok(Exit::Success)
     }
 }

@@ -54,13 +54,13 @@ impl WorkerArgs {
                 return Ok(Exit::Success);
             }
             if yard.settings.engine == EngineKind::Temporal {
-                temporal::work(yard, stop, out).await?;
+                yard.staying(temporal::work(yard, stop, out)).await?;
                 return Ok(Exit::Success);
             }
             if !out.json {
                 out.line("Driving runs until stopped by ctrl-C or SIGTERM.")?;
             }
-            observer.over(yard, yard.engine.work(ProcessKind::Worker, stop)).await;
+            observer.over(yard, yard.staying(yard.engine.work(ProcessKind::Worker, stop))).await;
             Ok(Exit::Success)
         })
     }

@@ -170,6 +170,8 @@ settings! {
     volumes: Vec<String> = "sandbox.volumes" { default: Some(""), flag: Some("--volume") }
     /// Where the Docker engine listens: `unix:///path`. Unset: its usual socket.
     docker_host: Option<String> = "docker.host" { env: &[var("DOCKER_HOST")] }
+    /// Docker containers that `serve` and `worker` keep started for the next sandboxes, of each image with its limits. 0: none.
+    docker_warm: u32 = "docker.warm" { default: Some("0"), range: Some(("0", "50")), env: &[var("FORKYARD_DOCKER_WARM")] }
     /// Refuse a limit that the kernel itself can't enforce here.
     strict: bool = "sandbox.strict" { default: Some("false"), env: &[var("FORKYARD_STRICT")], flag: Some("--strict") }
 
