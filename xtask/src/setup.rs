@@ -62,6 +62,7 @@ const PACKAGES: &[Package] = &[
         probe: Probe::Versioned("/usr/lib", "ensurepip/__init__.py"),
         why: "programs from PyPI, each in a folder of its own; a project that is built in a sandbox",
     },
+    Package { name: "iproute2", probe: Probe::Program("ip"), why: "hosts with networks of their own" },
     Package { name: "prometheus", probe: Probe::Program("prometheus"), why: "metrics and dashboards" },
     Package { name: "chromium", probe: Probe::Program("chromium"), why: "the dashboard's tests" },
     Package { name: "tmux", probe: Probe::Program("tmux"), why: "end to end through a real terminal" },

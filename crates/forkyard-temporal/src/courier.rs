@@ -1,5 +1,7 @@
 //! Carries news from the store to workflows: runs that wait for their workflow, commands, messages for agents that linger,
 //! money that was spent. Every worker has one. What it says is a nudge and may be said twice; the truth is in the store.
+//!
+//! The other way round it notices runs whose workflows were terminated, and has them ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,11 +9,14 @@ use std::time::Duration;
 
 use forkyard_core::RunId;
 use forkyard_core::view::{EngineKind, RunStatus, RunView};
+use forkyard_engine::embedded::Embedded;
 use forkyard_store::{CommandId, MessageId, Process, RunQuery, Store};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::service::{Service, ServiceError};
+use crate::wire::{fork_workflow_id, run_workflow_id};
 
 /// A busy store changes all the time: it is looked through this often at most.
 const EVERY: Duration = Duration::from_millis(100);
@@ -23,6 +28,8 @@ const ANNOUNCE: Duration = Duration::from_secs(1);
 const AGAIN: Duration = Duration::from_secs(10);
 /// Live runs that are looked through.
 const MAX_RUNS: usize = 10_000;
+/// How often a live run's workflow is looked at, besides when it does not take a nudge.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// Spending is told of this often at most: a warning is for people.
 const MONEY_EVERY: Duration = Duration::from_secs(1);
 
@@ -32,6 +39,8 @@ struct Told {
     commands: Option<(CommandId, Instant)>,
     messages: BTreeMap<u32, (MessageId, Instant)>,
     money: Option<Instant>,
+    /// When its workflow was looked at.
+    looked: Option<Instant>,
     warned: BTreeSet<Option<u32>>,
 }
 
@@ -39,6 +48,8 @@ pub struct Courier {
     pub store: Arc<dyn Store>,
     pub service: Service,
     pub process: Process,
+    /// Ends what Temporal has let go of.
+    pub heir: Embedded,
 }
 
 impl Courier {
@@ -47,14 +58,16 @@ impl Courier {
         let mut told: BTreeMap<RunId, Told> = BTreeMap::new();
         let mut watch = self.store.watch(None);
         let mut announced: Option<Instant> = None;
+        let mut ending = JoinSet::new();
         loop {
+            while ending.try_join_next().is_some() {}
             if announced.is_none_or(|at| at.elapsed() >= ANNOUNCE) {
                 match self.store.announce(&self.process, ANNOUNCE * 5).await {
                     Ok(()) => announced = Some(Instant::now()),
                     Err(e) => tracing::warn!("could not announce this process: {e}"),
                 }
             }
-            if let Err(e) = self.round(&mut told).await {
+            if let Err(e) = self.round(&mut told, &mut ending, &stop).await {
                 tracing::warn!("news could not be carried to Temporal, trying again: {e}");
             }
             let wait = async {
@@ -72,18 +85,26 @@ impl Courier {
         }
     }
 
-    async fn round(&self, told: &mut BTreeMap<RunId, Told>) -> Result<(), ServiceError> {
+    async fn round(
+        &self,
+        told: &mut BTreeMap<RunId, Told>,
+        ending: &mut JoinSet<()>,
+        stop: &CancellationToken,
+    ) -> Result<(), ServiceError> {
         let query = RunQuery { live: true, limit: MAX_RUNS, ..RunQuery::default() };
         let live: Vec<RunView> =
             self.store.runs(&query).await?.into_iter().filter(|r| r.engine == EngineKind::Temporal).collect();
         told.retain(|id, _| live.iter().any(|r| r.id == *id));
         for run in &live {
-            self.about(run, told.entry(run.id.clone()).or_default()).await?;
+            if self.about(run, told.entry(run.id.clone()).or_default()).await? {
+                ending.spawn(end(self.heir.clone(), run.id.clone(), stop.clone()));
+            }
         }
         Ok(())
     }
 
-    async fn about(&self, run: &RunView, told: &mut Told) -> Result<(), ServiceError> {
+    /// Whether nobody drives it any more.
+    async fn about(&self, run: &RunView, told: &mut Told) -> Result<bool, ServiceError> {
         if !told.started {
             // Whoever stored it may have ended before it could start the workflow.
             if run.status == RunStatus::Pending {
@@ -92,11 +113,32 @@ impl Courier {
             told.started = true;
         }
         let newest = self.store.pending_commands(&run.id).await?.last().map(|c| c.id);
-        if is_news(&mut told.commands, newest) {
-            self.service.nudge_run(&run.id).await?;
-        }
+        let heard = !is_news(&mut told.commands, newest) || self.service.nudge_run(&run.id).await?;
         self.about_messages(run, told).await?;
-        self.about_money(run, told).await
+        self.about_money(run, told).await?;
+        let first = *told.looked.get_or_insert_with(Instant::now);
+        if heard && first.elapsed() < LOOK_EVERY {
+            return Ok(false);
+        }
+        told.looked = Some(Instant::now());
+        self.is_abandoned(&run.id).await
+    }
+
+    /// Its workflow was ended by others, and so are those of the forks that have not ended. A fork whose run's workflow is gone
+    /// is asked to cancel, and collects and cleans up itself before.
+    async fn is_abandoned(&self, run: &RunId) -> Result<bool, ServiceError> {
+        // One that is not known here may be another service's.
+        if self.service.has_ended(run_workflow_id(run)).await? != Some(true) {
+            return Ok(false);
+        }
+        for fork in self.store.forks(run).await?.into_iter().filter(|f| f.outcome.is_none()) {
+            // One that is not known never began.
+            if self.service.has_ended(fork_workflow_id(run, fork.fork)).await? == Some(false) {
+                return Ok(false);
+            }
+        }
+        // It may have ended in the meantime, as it should.
+        Ok(self.store.run(run).await?.is_some_and(|v| v.status != RunStatus::Ended))
     }
 
     async fn about_messages(&self, run: &RunView, told: &mut Told) -> Result<(), ServiceError> {
@@ -129,6 +171,14 @@ impl Courier {
             told.warned.extend(near);
         }
         Ok(())
+    }
+}
+
+async fn end(heir: Embedded, run: RunId, stop: CancellationToken) {
+    tracing::warn!(%run, "its workflow was ended by somebody else; it is cancelled and cleaned up");
+    match heir.wind_up(&run, &run_workflow_id(&run), stop).await {
+        Ok(_) => {}
+        Err(e) => tracing::error!(%run, "it can't be ended: {e}"),
     }
 }
 

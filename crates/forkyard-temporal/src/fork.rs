@@ -12,7 +12,11 @@ use temporalio_sdk::{SyncWorkflowContext, WorkflowContext, WorkflowContextView, 
 
 use crate::search;
 use crate::wheel::{Arrived, Frame, Noted, Outcome, TaskEnd, Wheel, now};
-use crate::wire::{ForkEnd, ForkStart, ForkStatus};
+use crate::wire::{FORGIVING, ForkEnd, ForkStart, ForkStatus};
+
+/// A worker that was cut off leaves polls behind, which the service keeps for a minute and goes on giving tasks to: about ten of
+/// each queue. So many tasks may come to nothing without counting as losses of a fork.
+const MAX_UNHEARD: u32 = 20;
 
 /// What signals leave for the driver.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -107,6 +111,8 @@ struct Driver<'a> {
     /// Since when nobody drives it, because its user let go.
     let_go: Option<Timestamp>,
     balance: Option<Balance>,
+    /// Tasks that nobody took.
+    unheard: u32,
 }
 
 impl<'a> Driver<'a> {
@@ -120,7 +126,8 @@ impl<'a> Driver<'a> {
             counted: start.counted,
         };
         let wheel = Wheel::new(ctx, frame, 0);
-        Driver { ctx, wheel, start, looking: None, cancel_heard: false, let_go: None, balance: None }
+        let (looking, let_go, balance) = (None, None, None);
+        Driver { ctx, wheel, start, looking, cancel_heard: false, let_go, balance, unheard: 0 }
     }
 
     async fn go(mut self) -> WorkflowResult<ForkEnd> {
@@ -245,6 +252,10 @@ impl<'a> Driver<'a> {
     fn task_ended(&mut self, serial: u64, kind: TaskKind, ended: TaskEnd) {
         let result = match ended.outcome(kind) {
             Outcome::Lost { let_go } => return self.lost(let_go),
+            Outcome::Unheard => {
+                self.unheard += 1;
+                return self.lost(self.start.logic >= FORGIVING && self.unheard <= MAX_UNHEARD);
+            }
             Outcome::Result(result, balance) => {
                 self.balance = balance.or(self.balance.take());
                 result

@@ -45,10 +45,27 @@ pub struct HandConfig {
     pub host: HostId,
     /// How often a task's worker says that it is there.
     pub beat: Duration,
-    /// Forks on this host, over all runs.
-    pub host_limit: usize,
+    /// Room for forks on this host, over all runs.
+    pub slots: HostSlots,
+    /// None: nobody counts.
+    pub counted: Option<Counted>,
     /// What is on this host, whatever any log says.
     pub yard: Arc<dyn Yard>,
+}
+
+/// Runs whose workflow was opened by this process, each with the position after which its events are counted here. One of all
+/// workers opens a run, so that what they count adds up.
+#[derive(Clone, Default)]
+pub struct Counted(Arc<Mutex<BTreeMap<RunId, u64>>>);
+
+impl Counted {
+    pub fn all(&self) -> BTreeMap<RunId, u64> {
+        lock(&self.0).clone()
+    }
+    /// It has ended, and everything is counted.
+    pub fn forget(&self, run: &RunId) {
+        lock(&self.0).remove(run);
+    }
 }
 
 type Specs = (Arc<RunSpec>, Option<Arc<ForkSpec>>);
@@ -70,7 +87,6 @@ pub struct Shared {
     identity: String,
     activities: Arc<dyn Activities>,
     config: HandConfig,
-    slots: HostSlots,
     /// Forks that have room here.
     taken: Mutex<BTreeMap<(RunId, ForkNum), Slot>>,
     specs: Mutex<BTreeMap<(RunId, Option<ForkNum>), Specs>>,
@@ -99,6 +115,10 @@ impl Hand {
             Some(lease) => lease.token,
             None => return Err(failed(REFUSED, format!("another process drives run {}", open.run))),
         };
+        if let Some(counted) = &self.config.counted {
+            let position = self.store.last_position(&open.run).await.map_err(refused)?;
+            lock(&counted.0).insert(open.run.clone(), position);
+        }
         let stream = StreamId::Run(open.run.clone());
         let mut seq = 0;
         loop {
@@ -266,21 +286,31 @@ impl Hand {
         stop: CancellationToken,
     ) -> Result<Hand, StoreError> {
         let identity = store.identity().await?;
-        let slots = HostSlots::new(config.host_limit);
         Ok(Hand(Arc::new(Shared {
             store,
             identity,
             activities,
             config,
-            slots,
             taken: Mutex::default(),
             specs: Mutex::default(),
             stop,
         })))
     }
 
+    /// Room of forks that have ended elsewhere, and could not be told to leave here.
+    async fn free_room(&self) -> Result<(), StoreError> {
+        let taken: Vec<(RunId, ForkNum)> = lock(&self.taken).keys().cloned().collect();
+        for (run, fork) in taken {
+            if self.store.fork(&run, fork).await?.is_none_or(|f| f.outcome.is_some()) {
+                lock(&self.taken).remove(&(run, fork));
+            }
+        }
+        Ok(())
+    }
+
     /// Removes what this host owes, and what nobody knows any more.
     pub async fn look_for_orphans(&self, max_age: Millis) -> Result<Swept, StoreError> {
+        self.free_room().await?;
         let now = forkyard_engine::clock::Clock::system().now();
         let config = &self.config;
         let (cleaned, error) = sweep::sweep(&*self.store, &*config.yard, &config.host, now, max_age).await?;
@@ -302,14 +332,14 @@ impl Hand {
     }
 
     async fn perform(self: Arc<Self>, ctx: ActivityContext, p: Perform) -> Result<Performed, ActivityError> {
-        let (run, fork) = (p.record.run.clone(), p.record.fork);
-        self.admit(&p.record.store, &run)?;
+        self.admit(&p.record.store, &p.record.run)?;
         let (cancel, let_go) = (CancellationToken::new(), CancellationToken::new());
         let work = self.clone().work(p.clone(), cancel.clone(), let_go.clone());
         let mut work = std::pin::pin!(work);
         let stopped = stopped(&*self.store, &p);
         let mut stopped = std::pin::pin!(stopped);
-        let mut beats = tokio::time::interval(self.config.beat);
+        let beating = self.beat(&ctx, &p);
+        let mut beating = std::pin::pin!(beating);
         loop {
             tokio::select! {
                 biased;
@@ -325,16 +355,26 @@ impl Hand {
                     let_go.cancel();
                     cancel.cancel();
                 }
-                _ = beats.tick() => {
-                    // Only an agent makes progress that counts; a store that is away does not stop the heart.
-                    let progress = match (fork, p.task.kind()) {
-                        (Some(fork), TaskKind::RunAgent) => {
-                            log::progress(&*self.store, &run, fork).await.unwrap_or(0)
-                        }
-                        _ => 0,
-                    };
-                    let beat = Beat { host: self.config.host.clone(), attempt: p.attempt, progress };
-                    ctx.record_heartbeat(beat).await?;
+                broken = &mut beating => return Err(broken),
+            }
+        }
+    }
+
+    /// Says at once and then again and again that somebody is at it. A store that is away, or hangs, does not stop the heart.
+    async fn beat(&self, ctx: &ActivityContext, p: &Perform) -> ActivityError {
+        let mut beats = tokio::time::interval(self.config.beat);
+        let mut progress = 0;
+        loop {
+            beats.tick().await;
+            let beat = Beat { host: self.config.host.clone(), attempt: p.attempt, progress };
+            if let Err(e) = ctx.record_heartbeat(beat).await {
+                return e.into();
+            }
+            // Only an agent makes progress that counts.
+            if let (Some(fork), TaskKind::RunAgent) = (p.record.fork, p.task.kind()) {
+                let look = log::progress(&*self.store, &p.record.run, fork);
+                if let Ok(Ok(position)) = tokio::time::timeout(self.config.beat / 2, look).await {
+                    progress = position;
                 }
             }
         }
@@ -349,6 +389,7 @@ impl Hand {
     ) -> Result<Performed, ActivityError> {
         let (run, fork, kind) = (p.record.run.clone(), p.record.fork, p.task.kind());
         self.write_patiently(&p.record).await?;
+        self.not_succeeded(&p).await?;
         let (spec, fork_spec) = self.specs(&run, fork).await?;
         let room = async {
             if let (Some(fork), true) = (fork, needs_room(kind)) {
@@ -405,8 +446,8 @@ impl Hand {
             return;
         }
         let slot = match kind {
-            TaskKind::CreateSandbox => self.slots.acquire(run).await,
-            _ => self.slots.take(),
+            TaskKind::CreateSandbox => self.config.slots.acquire(run).await,
+            _ => self.config.slots.take(),
         };
         lock(&self.taken).insert(key, slot);
     }
@@ -422,6 +463,19 @@ impl Hand {
                 }
                 Err(e) => return Err(failed(REFUSED, e)),
             }
+        }
+    }
+
+    /// What was on its way to a host that was cut off may arrive long after its fork went on elsewhere: it is not begun.
+    async fn not_succeeded(&self, p: &Perform) -> Result<(), ActivityError> {
+        let Some(fork) = p.record.fork else { return Ok(()) };
+        match self.store.attempt(&p.record.run, fork).await.map_err(|e| failed(REFUSED, e))? {
+            Some(current) if current > p.attempt => {
+                let (run, mine) = (&p.record.run, p.attempt);
+                tracing::info!(%run, fork, "a task of attempt {mine} came late, {current} has the fork");
+                Err(failed(LET_GO, StoreError::StaleAttempt { mine, current }))
+            }
+            Some(_) | None => Ok(()),
         }
     }
 

@@ -22,6 +22,10 @@ pub mod wire;
 pub mod worker;
 
 pub use engine::TemporalEngine;
+pub use hand::Counted;
 pub use service::{Service, ServiceConfig, ServiceError};
 pub use wire::Pace;
 pub use worker::{WorkerConfig, work};
+
+/// What the SDK measures of itself goes into a meter of the caller's.
+pub use temporalio_common::telemetry::metrics as sdk_metrics;

@@ -23,7 +23,7 @@ use temporalio_sdk::{
 use crate::fork::ForkFlow;
 use crate::hand::Hand;
 use crate::search;
-use crate::wheel::{Arrived, Frame, Noted, Outcome, TaskEnd, Wheel, broken, now, said};
+use crate::wheel::{Arrived, Frame, Noted, Outcome, SMALL, TaskEnd, Wheel, broken, now, said};
 use crate::wire::{
     ForkStart, ForkSummary, LOGIC, Open, Opened, RunProgress, RunResults, RunStart, Said, Waiting,
     fork_workflow_id,
@@ -68,7 +68,7 @@ impl RunFlow {
         check_logic(start.logic)?;
         let open =
             Open { run: start.run.clone(), store: start.store.clone(), owner: ctx.workflow_id().to_string() };
-        let options = ActivityOptions::with_start_to_close_timeout(std::time::Duration::from_secs(60))
+        let options = ActivityOptions::with_start_to_close_timeout(SMALL)
             .cancellation_token(WorkflowCancellationToken::new())
             .retry_policy(RetryPolicy::builder().maximum_interval(std::time::Duration::from_secs(60)).build())
             .summary("open the store")
@@ -127,7 +127,7 @@ impl RunFlow {
 /// A workflow of a newer release is left to newer workers.
 pub fn check_logic(logic: u32) -> Result<(), WorkflowTermination> {
     // A panic fails the workflow's task, not the workflow: it is tried again, until a newer worker takes it.
-    assert!(logic == LOGIC, "this worker drives workflows of logic {LOGIC}, not of {logic}: update it");
+    assert!(logic <= LOGIC, "this worker drives workflows up to logic {LOGIC}, not of {logic}: update it");
     Ok(())
 }
 
@@ -331,7 +331,8 @@ impl<'a> Driver<'a> {
         self.children.insert(fork, Child { started: false, told: wish, wish });
         let spec = &self.start.spec;
         let start = ForkStart {
-            logic: LOGIC,
+            // All of a run is of one release.
+            logic: self.start.logic,
             wish,
             store: self.start.store.clone(),
             lease: self.opened.lease,
@@ -435,7 +436,7 @@ impl<'a> Driver<'a> {
     fn task_ended(&mut self, serial: u64, kind: TaskKind, ended: TaskEnd) {
         match ended.outcome(kind) {
             Outcome::Result(result, _) => self.input(RunInput::Outcome { serial, result }, &[]),
-            Outcome::Lost { .. } => {
+            Outcome::Lost { .. } | Outcome::Unheard => {
                 self.wheel.let_go();
                 self.input(RunInput::Takeover { commands: vec![] }, &[]);
             }

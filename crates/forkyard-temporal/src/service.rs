@@ -1,5 +1,6 @@
 //! The Temporal service: how it is reached, and the runs that are started there.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use forkyard_core::run::Run;
@@ -11,8 +12,8 @@ use forkyard_store::Store;
 use temporalio_client::errors::{ClientConnectError, WorkflowInteractionError, WorkflowStartError};
 use temporalio_client::{
     Client, ClientOptions, ClientTlsOptions, Connection, ConnectionOptions, TlsOptions, Url,
-    WorkflowExecutionInfo, WorkflowHandle, WorkflowIdConflictPolicy, WorkflowIdReusePolicy,
-    WorkflowSignalOptions, WorkflowStartOptions,
+    WorkflowExecutionInfo, WorkflowExecutionStatus, WorkflowHandle, WorkflowIdConflictPolicy,
+    WorkflowIdReusePolicy, WorkflowSignalOptions, WorkflowStartOptions,
 };
 use temporalio_common::MemoValues;
 use temporalio_common::data_converters::{DataConverter, DefaultFailureConverter, PayloadConverter};
@@ -22,6 +23,8 @@ use temporalio_common::protos::temporal::api::operatorservice::v1::{
 };
 use temporalio_common::protos::temporal::api::taskqueue::v1::TaskQueue;
 use temporalio_common::protos::temporal::api::workflowservice::v1::DescribeTaskQueueRequest;
+use temporalio_common::telemetry::metrics::{CoreMeter, NewAttributes, TemporalMeter};
+use temporalio_common::telemetry::{TaskQueueLabelStrategy, TelemetryOptions};
 use tonic::IntoRequest;
 
 use crate::cleanup::{CleanupFlow, CleanupStart, cleanup_workflow_id};
@@ -56,6 +59,8 @@ pub struct ServiceConfig {
     /// Shown to other users of the service.
     pub identity: String,
     pub pace: Pace,
+    /// Where the SDK's own metrics go; None: nowhere.
+    pub meter: Option<Arc<dyn CoreMeter>>,
 }
 
 /// By what the caller does.
@@ -87,6 +92,7 @@ pub struct Service {
     pace: Pace,
     searchable: bool,
     sealed: bool,
+    meter: Option<Arc<dyn CoreMeter>>,
 }
 
 /// The URL that is connected to, and whether it is encrypted.
@@ -167,6 +173,9 @@ impl Service {
             .identity(config.identity.clone())
             .maybe_tls_options(tls)
             .maybe_api_key(config.api_key.clone())
+            .maybe_metrics_meter(config.meter.clone().map(|meter| {
+                TemporalMeter::new(meter, NewAttributes::default(), TaskQueueLabelStrategy::UseNormal)
+            }))
             .connect_timeout(CONNECT_TIMEOUT)
             .build();
         let unreachable = |why: String| ServiceError::Unreachable { address: config.address.clone(), why };
@@ -188,6 +197,7 @@ impl Service {
             pace: config.pace,
             searchable: false,
             sealed: config.payload_key.is_some(),
+            meter: config.meter.clone(),
         };
         service.searchable = service.known_attributes(&config.namespace).await;
         Ok(service)
@@ -195,6 +205,14 @@ impl Service {
 
     pub fn client(&self) -> &Client {
         &self.client
+    }
+    /// The meter names its instruments itself.
+    pub(crate) fn telemetry(&self) -> TelemetryOptions {
+        TelemetryOptions::builder()
+            .maybe_metrics(self.meter.clone())
+            .attach_service_name(false)
+            .metric_prefix(String::new())
+            .build()
     }
     pub fn task_queue(&self) -> &str {
         &self.task_queue
@@ -288,10 +306,27 @@ impl Service {
         WorkflowHandle::new(self.client.clone(), info)
     }
 
-    /// Tells a run's workflow that commands wait for it.
-    pub async fn nudge_run(&self, run: &RunId) -> Result<(), ServiceError> {
+    /// Tells a run's workflow that commands wait for it. False if it has ended.
+    pub async fn nudge_run(&self, run: &RunId) -> Result<bool, ServiceError> {
         let options = WorkflowSignalOptions::default();
-        forgive(self.run_handle(run).signal(RunFlow::commands_waiting, (), options).await)
+        match self.run_handle(run).signal(RunFlow::commands_waiting, (), options).await {
+            Ok(()) => Ok(true),
+            Err(WorkflowInteractionError::NotFound(_)) => Ok(false),
+            Err(e) => Err(self.failed(&e)),
+        }
+    }
+    /// Whether a workflow has ended; None if the service knows of none.
+    pub async fn has_ended(&self, id: String) -> Result<Option<bool>, ServiceError> {
+        let handle: WorkflowHandle<Client, RunFlow> = self.handle(id);
+        match handle.describe(Default::default()).await {
+            Ok(description) => {
+                use WorkflowExecutionStatus::{Canceled, Completed, Failed, Terminated, TimedOut};
+                let status = description.status();
+                Ok(Some(matches!(status, Completed | Failed | Canceled | Terminated | TimedOut)))
+            }
+            Err(WorkflowInteractionError::NotFound(_)) => Ok(None),
+            Err(e) => Err(self.failed(&e)),
+        }
     }
     /// Tells a fork's workflow that messages wait for its agent.
     pub async fn nudge_fork(&self, run: &RunId, fork: ForkNum) -> Result<(), ServiceError> {

@@ -29,8 +29,9 @@ use crate::wire::{Ask, ForkEnd, Look, Pace, Perform, Performed, Record, Waiting,
 const SLACK: Duration = Duration::from_secs(60);
 /// How long a task may wait for room on a host that has taken it.
 const ROOM_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
-/// What is asked of the store and not of a sandbox.
-const SMALL: Duration = Duration::from_secs(60);
+/// What is asked of the store and not of a sandbox takes milliseconds. One that takes this long was given to a worker that is
+/// cut off, or whose store hangs, and is asked again of whoever is there.
+pub const SMALL: Duration = Duration::from_secs(10);
 /// Between two tries of what was refused: the store is away, or the worker has another one.
 const FIRST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(60);
@@ -49,8 +50,10 @@ pub struct Frame {
 /// How a task ended.
 pub enum TaskEnd {
     Done(Performed),
-    /// Its worker shows no sign of life.
+    /// Its worker shows no sign of life any more.
     Lost,
+    /// Nobody ever said a word of it: it was given to the poll of a worker that is no more.
+    Unheard,
     /// Its worker was stopped on purpose.
     LetGo,
     /// No worker of the host that has its sandbox takes anything.
@@ -67,6 +70,8 @@ pub enum Outcome {
     Lost {
         let_go: bool,
     },
+    /// So it does here, and nothing was begun before.
+    Unheard,
 }
 
 impl TaskEnd {
@@ -75,6 +80,7 @@ impl TaskEnd {
             TaskEnd::Done(done) => return Outcome::Result(done.result, done.balance),
             TaskEnd::Lost => return Outcome::Lost { let_go: false },
             TaskEnd::LetGo => return Outcome::Lost { let_go: true },
+            TaskEnd::Unheard => return Outcome::Unheard,
             TaskEnd::HostLost(host) => host_lost(kind, &host),
             TaskEnd::Stopped => TaskError::new(ErrorClass::Cancelled, "was stopped"),
             TaskEnd::Broken(why) => TaskError::new(ErrorClass::Transient, why),
@@ -379,7 +385,7 @@ impl<'a, W: Noted> Wheel<'a, W> {
             TaskEnd::HostLost(host) => {
                 self.lost_hosts.insert(host.clone());
             }
-            TaskEnd::Lost | TaskEnd::LetGo | TaskEnd::Stopped | TaskEnd::Broken(_) => {}
+            TaskEnd::Lost | TaskEnd::Unheard | TaskEnd::LetGo | TaskEnd::Stopped | TaskEnd::Broken(_) => {}
         }
         self.tasks.remove(&serial).is_some()
     }
@@ -517,8 +523,11 @@ async fn task<W>(
             Err(e) => e,
         };
         if let Some(timeout) = error.as_timeout() {
+            // A worker's first word comes with the beginning.
+            let silent = timeout.raw_last_heartbeat_details().is_none_or(<[_]>::is_empty);
             return match (timeout.timeout_type(), home) {
                 (TimeoutType::ScheduleToStart, Some(host)) => TaskEnd::HostLost(host),
+                (TimeoutType::Heartbeat, _) if silent => TaskEnd::Unheard,
                 _ => TaskEnd::Lost,
             };
         }

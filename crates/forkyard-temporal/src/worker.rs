@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use forkyard_core::HostId;
 use forkyard_engine::activity::Activities;
+use forkyard_engine::embedded::Embedded;
 use forkyard_engine::sweep::{SweepConfig, Yard};
 use forkyard_store::{Process, ProcessKind, Store};
 use temporalio_common::worker::WorkerDeploymentOptions;
@@ -18,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cleanup::CleanupFlow;
 use crate::courier::Courier;
 use crate::fork::ForkFlow;
-use crate::hand::{Hand, HandConfig};
+use crate::hand::{Counted, Hand, HandConfig};
 use crate::run::RunFlow;
 use crate::service::{Service, ServiceError};
 use crate::wire::{host_queue, making_queue};
@@ -34,12 +35,16 @@ const POLLERS: usize = 10;
 /// A workflow whose worker is gone goes on elsewhere after this.
 const STICKY: Duration = Duration::from_secs(5);
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct WorkerConfig {
     pub host: HostId,
     /// Unique for each process.
     pub owner: String,
     pub host_limit: usize,
+    /// Ends the runs that Temporal has let go of. Its room for forks is this worker's.
+    pub heir: Embedded,
+    /// To be filled with the runs whose events this process counts; None: nobody counts.
+    pub counted: Option<Counted>,
     /// How often work that goes on says so.
     pub beat: Duration,
     /// How long what is under way may take to come to a safe point when the worker is stopped.
@@ -65,11 +70,13 @@ pub async fn work(
     config: WorkerConfig,
     stop: CancellationToken,
 ) -> Result<(), ServiceError> {
-    let hand_config =
-        HandConfig { host: config.host.clone(), beat: config.beat, host_limit: config.host_limit, yard };
+    let (host, slots, counted) = (config.host.clone(), config.heir.slots(), config.counted.clone());
+    let hand_config = HandConfig { host, beat: config.beat, slots, counted, yard };
     let hand = Hand::new(store.clone(), activities, hand_config, stop.clone()).await?;
     let invalid = |e: &dyn std::fmt::Display| ServiceError::Refused(e.to_string());
-    let runtime_options = RuntimeOptions::builder().build().map_err(|e| invalid(&e))?;
+    let telemetry = service.telemetry();
+    let runtime_options =
+        RuntimeOptions::builder().telemetry_options(telemetry).build().map_err(|e| invalid(&e))?;
     let runtime = Runtime::from_current_tokio(runtime_options).map_err(|e| invalid(&e))?;
     let queue = service.task_queue();
     let parts = [
@@ -85,7 +92,7 @@ pub async fn work(
     }
     let process =
         Process { id: config.owner.clone(), host: config.host.clone(), kind: ProcessKind::Temporal };
-    let courier = Courier { store, service: service.clone(), process };
+    let courier = Courier { store, service: service.clone(), process, heir: config.heir.clone() };
     // If one of them can't go on, none does: a process that only looks alive would keep runs waiting.
     let failed = stop.child_token();
     let sweeping = async {

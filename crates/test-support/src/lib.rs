@@ -5,6 +5,7 @@ pub mod at_exit;
 pub mod engines;
 pub mod memstore;
 pub mod model_server;
+pub mod net;
 pub mod postgres;
 #[cfg(feature = "sim")]
 pub mod sim;

@@ -1,6 +1,7 @@
-//! A real PostgreSQL server in a temporary folder, from the machine's package, on a Unix socket. It runs as an unprivileged
+//! A real PostgreSQL server in a temporary folder, from the machine's package, on a Unix socket or at an address. It runs as an unprivileged
 //! user, since PostgreSQL refuses root, and ends with the test process however that ends.
 
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,6 +21,8 @@ pub struct Postgres {
     server: Mutex<Option<Server>>,
     databases: AtomicU32,
     arguments: Vec<String>,
+    /// Where it listens besides its socket.
+    address: Option<(Ipv4Addr, u16)>,
 }
 
 struct Server {
@@ -42,6 +45,18 @@ impl Postgres {
 
     /// With arguments of one's own for the server.
     pub fn start_with(arguments: &[&str]) -> Postgres {
+        Postgres::start_listening(arguments, None)
+    }
+
+    /// An instance that others of this address's network (of 256) reach too.
+    pub fn start_at(address: Ipv4Addr) -> Postgres {
+        let listener = TcpListener::bind((address, 0)).expect("an address of this machine");
+        let port = listener.local_addr().expect("it is bound").port();
+        drop(listener);
+        Postgres::start_listening(&[], Some((address, port)))
+    }
+
+    fn start_listening(arguments: &[&str], address: Option<(Ipv4Addr, u16)>) -> Postgres {
         let folder = tempfile::Builder::new().prefix("forkyard-pg-").tempdir().expect("a temporary folder");
         let path = folder.path().to_path_buf();
         if is_root() {
@@ -52,6 +67,7 @@ impl Postgres {
             server: Mutex::new(None),
             databases: AtomicU32::new(0),
             arguments: arguments.iter().map(ToString::to_string).collect(),
+            address,
         };
         let data = path.join("data");
         run(tool("initdb").arg("-D").arg(&data).args([
@@ -62,6 +78,11 @@ impl Postgres {
             "-U",
             "forkyard",
         ]));
+        if let Some((address, _)) = address {
+            let [a, b, c, _] = address.octets();
+            let rules = format!("local all all trust\nhost all all {a}.{b}.{c}.0/24 trust\n");
+            std::fs::write(data.join("pg_hba.conf"), rules).expect("its folder");
+        }
         postgres.restart();
         at_exit(move || drop(folder));
         let pid_file = data.join("postmaster.pid");
@@ -82,8 +103,21 @@ impl Postgres {
     /// The URL of a new, empty database.
     pub fn database(&self) -> String {
         let name = format!("t{}", self.databases.fetch_add(1, Ordering::Relaxed));
-        run(tool("createdb").arg("-h").arg(&self.folder).args(["-U", "forkyard", &name]));
-        format!("postgres://forkyard@localhost/{name}?host={}", self.folder.display())
+        run(self.reaching("createdb").args(["-U", "forkyard", &name]));
+        match self.address {
+            Some((address, port)) => format!("postgres://forkyard@{address}:{port}/{name}"),
+            None => format!("postgres://forkyard@localhost/{name}?host={}", self.folder.display()),
+        }
+    }
+
+    /// A tool that finds the server's socket.
+    fn reaching(&self, name: &str) -> Command {
+        let mut command = tool(name);
+        command.arg("-h").arg(&self.folder);
+        if let Some((_, port)) = self.address {
+            command.args(["-p", &port.to_string()]);
+        }
+        command
     }
 
     /// Ends the server as a crash does: no checkpoint, connections cut.
@@ -119,6 +153,9 @@ impl Postgres {
             .args(&self.arguments)
             .stdout(Stdio::null())
             .stderr(std::fs::File::create(self.folder.join("log")).expect("a log file"));
+        if let Some((address, port)) = self.address {
+            command.args(["-c", &format!("listen_addresses={address}"), "-c", &format!("port={port}")]);
+        }
         // SAFETY: prctl is a plain system call; nothing is allocated between fork and exec.
         unsafe {
             command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGQUIT) {
@@ -138,14 +175,7 @@ impl Postgres {
         let pid = pid.recv().expect("the thread tells");
         *self.server.lock().expect("no test panics in here") = Some(Server { pid, ended });
         let begun = Instant::now();
-        while !tool("pg_isready")
-            .arg("-q")
-            .arg("-h")
-            .arg(&self.folder)
-            .status()
-            .expect("pg_isready")
-            .success()
-        {
+        while !self.reaching("pg_isready").arg("-q").status().expect("pg_isready").success() {
             let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
             assert!(begun.elapsed() < PATIENCE, "PostgreSQL does not start:\n{log}");
             std::thread::sleep(Duration::from_millis(10));

@@ -1,7 +1,7 @@
 //! A real Temporal service: the development server in a temporary folder, on free ports of loopback, with its database on disk.
 //! It ends with the test process however that ends.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -15,6 +15,8 @@ pub struct Temporal {
     program: PathBuf,
     folder: PathBuf,
     port: u16,
+    /// Where it is reached from elsewhere.
+    relay: Option<SocketAddr>,
     ui_port: Option<u16>,
     server: Mutex<Option<Server>>,
 }
@@ -36,18 +38,43 @@ fn free_port() -> u16 {
     listener.local_addr().expect("it is bound").port()
 }
 
+/// Takes connections at a free port of the address and carries their bytes to and from the server, as long as the process lives.
+fn relay(ip: Ipv4Addr, port: u16) -> SocketAddr {
+    let listener = TcpListener::bind((ip, 0)).expect("an address of this machine");
+    let address = listener.local_addr().expect("it is bound");
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+            let halves = [(client.try_clone(), server.try_clone()), (Ok(server), Ok(client))];
+            for (from, to) in halves {
+                let (Ok(mut from), Ok(mut to)) = (from, to) else { continue };
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(std::net::Shutdown::Both);
+                });
+            }
+        }
+    });
+    address
+}
+
 impl Temporal {
     /// None, where the program is missing and need not be there.
     pub fn start() -> Option<Temporal> {
-        Temporal::start_with(None)
+        Temporal::start_with(None, None)
+    }
+
+    /// Reached at another address than loopback's, by a relay: the server's own parts find each other on loopback alone.
+    pub fn start_at(ip: Ipv4Addr) -> Option<Temporal> {
+        Temporal::start_with(Some(ip), None)
     }
 
     /// With its web pages.
     pub fn start_with_ui() -> Option<Temporal> {
-        Temporal::start_with(Some(free_port()))
+        Temporal::start_with(None, Some(free_port()))
     }
 
-    fn start_with(ui_port: Option<u16>) -> Option<Temporal> {
+    fn start_with(ip: Option<Ipv4Addr>, ui_port: Option<u16>) -> Option<Temporal> {
         let Some(program) = program() else {
             assert!(
                 std::env::var_os("FORKYARD_TEST_REQUIRE").is_none(),
@@ -59,15 +86,16 @@ impl Temporal {
             tempfile::Builder::new().prefix("forkyard-temporal-").tempdir().expect("a temporary folder");
         let path = folder.path().to_path_buf();
         crate::keep_until_exit(folder);
-        let temporal =
-            Temporal { program, folder: path, port: free_port(), ui_port, server: Mutex::new(None) };
+        let port = free_port();
+        let relay = ip.map(|ip| relay(ip, port));
+        let temporal = Temporal { program, folder: path, port, relay, ui_port, server: Mutex::new(None) };
         temporal.restart();
         Some(temporal)
     }
 
     /// `host:port` of the service.
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        self.relay.map_or_else(|| format!("127.0.0.1:{}", self.port), |relay| relay.to_string())
     }
 
     pub fn ui(&self) -> Option<String> {

@@ -91,11 +91,21 @@ impl From<EngineError> for Stop {
     }
 }
 
+/// Which runs may be driven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Those whose base is on this host, or nowhere yet.
+    Host,
+    /// Whichever it is: it only ends.
+    Anywhere,
+}
+
 pub(super) async fn drive(
     inner: &Inner,
     run: &RunId,
     lease: Lease,
     stop: CancellationToken,
+    scope: Scope,
 ) -> Result<DriveEnd, EngineError> {
     let token = lease.token;
     let driven = async {
@@ -106,7 +116,7 @@ pub(super) async fn drive(
             return Ok(DriveEnd::Ended);
         }
         let config = &inner.config;
-        if let Some(base) = state.base().filter(|base| base.host != config.host) {
+        if let Some(base) = state.base().filter(|base| scope == Scope::Host && base.host != config.host) {
             let (run, host) = (run.clone(), base.host.clone());
             return Err(Stop::Error(EngineError::OtherHost { run, host }));
         }

@@ -31,6 +31,7 @@ use crate::clock::Clock;
 use crate::{Engine, EngineError, log};
 
 pub use driver::DriveEnd;
+use driver::Scope;
 pub use owner::{Owner, is_gone};
 pub use slots::{HostSlots, Room, Slot};
 pub use tasks::{Ended, perform_watched};
@@ -132,12 +133,49 @@ impl Embedded {
             return Ok(None);
         }
         let Some(lease) = self.acquire(run).await? else { return Ok(None) };
+        self.drive_with(run, lease, stop, Scope::Host).await.map(Some)
+    }
+
+    /// Ends a run whose own engine, `owner` of its lease, is known to have let go of it for good: it is cancelled, what was done
+    /// is collected as far as this host has it, and everything is cleaned up. None if another has it.
+    pub async fn wind_up(
+        &self,
+        run: &RunId,
+        owner: &str,
+        stop: CancellationToken,
+    ) -> Result<Option<DriveEnd>, EngineError> {
+        if !lock(&self.0.driving).insert(run.clone()) {
+            return Ok(None);
+        }
+        let _guard = Driving { inner: &self.0, run };
+        let store = &self.0.store;
+        if let Some(holder) = store.holder(run).await?.filter(|h| h.owner == owner) {
+            store.release(run, holder.token).await?;
+        }
+        let Some(lease) = self.acquire(run).await? else { return Ok(None) };
+        // The same key every time: whoever tries it again asks for no more.
+        match self.command(run, Command::Cancel, Some(format!("wind-up/{run}"))).await {
+            Ok(()) => self.drive_with(run, lease, stop, Scope::Anywhere).await.map(Some),
+            Err(e) => {
+                store.release(run, lease.token).await?;
+                Err(e)
+            }
+        }
+    }
+
+    async fn drive_with(
+        &self,
+        run: &RunId,
+        lease: Lease,
+        stop: CancellationToken,
+        scope: Scope,
+    ) -> Result<DriveEnd, EngineError> {
         // A store that is away is waited for by the driver; where nothing is known, nothing counts as its doing.
         let from = self.0.store.last_position(run).await.unwrap_or(u64::MAX);
         lock(&self.0.held).insert(run.clone(), from);
         // Of the highest level: whatever is logged while it is driven says of which run it is.
         let span = tracing::error_span!("run", otel.name = "drive run", %run);
-        driver::drive(&self.0, run, lease, stop).instrument(span).await.map(Some)
+        driver::drive(&self.0, run, lease, stop, scope).instrument(span).await
     }
 
     /// The lease, if nobody has it, or if whoever has it is known to be gone.
@@ -161,6 +199,11 @@ impl Embedded {
     /// The runs that this process drives at this moment, each with the position after which their events are its doing.
     pub fn driving(&self) -> BTreeMap<RunId, u64> {
         lock(&self.0.held).clone()
+    }
+
+    /// What forks on this host wait for. Whoever else works for this process shares it.
+    pub fn slots(&self) -> HostSlots {
+        self.0.slots.clone()
     }
 
     /// Room for forks on this host, as this process sees it.

@@ -1,5 +1,6 @@
 //! The Temporal engine against the suite that every engine passes.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -33,12 +34,13 @@ impl Rig for OnTemporal {
 }
 
 pub async fn rig() -> Option<OnTemporal> {
-    rig_on(None).await
+    rig_on(None, None).await
 }
 
-/// On a store of one's own, or on SQLite.
-pub async fn rig_on(url: Option<String>) -> Option<OnTemporal> {
-    let server = tokio::task::spawn_blocking(Temporal::start).await.unwrap()?;
+/// On a store of one's own, or on SQLite; at an address of one's own, or on loopback.
+pub async fn rig_on(url: Option<String>, at: Option<Ipv4Addr>) -> Option<OnTemporal> {
+    let start = move || at.map_or_else(Temporal::start, Temporal::start_at);
+    let server = tokio::task::spawn_blocking(start).await.unwrap()?;
     let mut plan = Plan::new(server.address());
     plan.url = url.unwrap_or(plan.url);
     let store = forkyard_store::open(&plan.url).await.unwrap();
