@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{CliError, Result};
 use crate::follow::{engine_error, store_error};
+use crate::observe::Watched;
 use crate::output::Output;
 use crate::settings::Settings;
 use crate::yard::Yard;
@@ -55,6 +56,7 @@ fn config(s: &Settings, owner: &str) -> Result<ServiceConfig> {
         payload_key: s.temporal_payload_key.as_ref().map(|k| k.expose().to_string()),
         identity: format!("forkyard/{owner}"),
         pace: Pace { lost_after: s.heartbeat_timeout, host_lost_after: s.heartbeat_timeout, grace: GRACE },
+        meter: None,
     })
 }
 
@@ -106,9 +108,15 @@ pub async fn stop_cleanup(yard: &Yard) -> Result<Option<SweepStats>> {
 }
 
 /// A worker of the service, until stopped.
-pub async fn work(yard: &Yard, stop: CancellationToken, out: &mut Output<'_>) -> Result<()> {
-    let service = connect(yard).await?;
+pub async fn work(
+    yard: &Yard,
+    watched: Watched,
+    stop: CancellationToken,
+    out: &mut Output<'_>,
+) -> Result<()> {
     let s = &yard.settings;
+    let config = ServiceConfig { meter: watched.meter, ..config(s, &yard.owner)? };
+    let service = Service::connect(&config).await.map_err(service_error)?;
     if !out.json {
         out.line(&format!(
             "Working for Temporal at {} (namespace {}, task queue {}) until stopped by ctrl-C or SIGTERM.",
@@ -121,6 +129,8 @@ pub async fn work(yard: &Yard, stop: CancellationToken, out: &mut Output<'_>) ->
         host: yard.host.clone(),
         owner: yard.owner.clone(),
         host_limit: s.host_concurrency as usize,
+        heir: yard.engine.clone(),
+        counted: watched.counted,
         beat: s.heartbeat_interval.as_duration(),
         grace: GRACE.as_duration(),
         sweep: SweepConfig { interval: s.cleanup_interval.as_duration(), max_age: s.cleanup_max_age },

@@ -46,7 +46,7 @@ impl WorkerArgs {
         flags.set_option("engine.host_concurrency", "--concurrency", self.concurrency.as_ref());
         flags.set_option("engine.kind", "--engine", self.engine.as_ref());
         with_flags(global, flags, async |yard| {
-            let observer = Observer::start(&yard.settings, self.run.is_none())?;
+            let mut observer = Observer::start(&yard.settings, self.run.is_none())?;
             let stop = stop_on_signals()?;
             if let Some(run) = &self.run {
                 the_run(yard, run).await?;
@@ -54,7 +54,9 @@ impl WorkerArgs {
                 return Ok(Exit::Success);
             }
             if yard.settings.engine == EngineKind::Temporal {
-                yard.staying(temporal::work(yard, stop, out)).await?;
+                let watched = observer.watch_temporal(&yard.settings);
+                let working = temporal::work(yard, watched, stop, out);
+                yard.staying(observer.over(yard, working)).await?;
                 return Ok(Exit::Success);
             }
             if !out.json {

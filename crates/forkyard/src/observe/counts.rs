@@ -1,4 +1,4 @@
-//! Counters, out of what is recorded of the runs that this process drives.
+//! Counters, out of what is recorded of the runs that this process drives, or has opened for Temporal.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use forkyard_core::run::RunEvent;
 use forkyard_core::view::RunOutcome;
 use forkyard_core::{ForkNum, RunId, Timestamp, Usd, event};
 use forkyard_store::{EventQuery, Recorded};
+use forkyard_temporal::Counted;
 use opentelemetry::KeyValue;
 use opentelemetry::metrics::{Counter, Histogram, Meter};
 use serde::Deserialize;
@@ -228,22 +229,28 @@ struct Tracked {
     last: BTreeMap<(ForkNum, Option<String>), Timestamp>,
     /// As they were asked for.
     models: BTreeMap<ForkNum, String>,
+    ended: bool,
 }
 
 /// Counts what happens in the runs that this process drives, each event once, until `stop`.
-pub async fn follow(yard: &Yard, counts: Counts, stop: CancellationToken) {
+pub async fn follow(yard: &Yard, counted: Option<&Counted>, counts: Counts, stop: CancellationToken) {
     let mut tracked: BTreeMap<RunId, Tracked> = BTreeMap::new();
     let mut watch = yard.store.watch(None);
     loop {
         // Asked before reading: of a run that is not driven any more, everything is read now.
-        let driven = yard.engine.driving();
+        let mut driven = yard.engine.driving();
+        driven.extend(counted.map(Counted::all).unwrap_or_default());
         for (run, from) in &driven {
-            let new = || Tracked { position: *from, last: BTreeMap::new(), models: BTreeMap::new() };
+            let (last, models) = (BTreeMap::new(), BTreeMap::new());
+            let new = || Tracked { position: *from, last, models, ended: false };
             tracked.entry(run.clone()).or_insert_with(new);
         }
         for (run, t) in &mut tracked {
             if let Err(e) = read(yard, &counts, run, t).await {
                 tracing::warn!(%run, "its events can't be counted yet: {e}");
+            }
+            if let (true, Some(counted)) = (t.ended, counted) {
+                counted.forget(run);
             }
         }
         tracked.retain(|run, _| driven.contains_key(run));
@@ -303,6 +310,7 @@ impl Tracked {
                 return failed(counts, error, &r.event.data);
             }
             if let Ok(e) = event::decode_run(kind, r.event.version, r.event.data) {
+                self.ended |= matches!(e, RunEvent::Ended { .. });
                 counts.run_event(&e, label(ended.map_or("", |n| self.model(n))));
             }
             return;

@@ -2,6 +2,7 @@
 //! config` and docs/configuration.md all come from this table.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use forkyard_core::policy::PermissionMode;
@@ -231,8 +232,10 @@ settings! {
     /// 64 hexadecimal digits (`openssl rand -hex 32`): what Temporal keeps is encrypted with it. The same for all workers and clients.
     temporal_payload_key: Option<Secret> = "temporal.payload_key" { env: &[var("TEMPORAL_PAYLOAD_KEY")] }
 
-    /// Serve Prometheus metrics, where runs are driven: by `serve` and `worker`, on loopback.
+    /// Serve Prometheus metrics, where runs are driven: by `serve` and `worker`.
     metrics: bool = "metrics.enabled" { default: Some("true"), env: &[negated("DISABLE_METRICS")] }
+    /// Address that metrics are served at. Whoever reaches it reads them: leave it on loopback unless the network is your own.
+    metrics_address: IpAddr = "metrics.address" { default: Some("127.0.0.1"), env: &[var("METRICS_ADDRESS")] }
     /// Port of the metrics.
     metrics_port: u16 = "metrics.port" { default: Some("9090"), range: Some(("1", "65535")), env: &[var("METRICS_PORT")] }
 

@@ -1,6 +1,7 @@
 //! Values as people write them: `2h`, `4GiB`, `$5`. One parser per type, used for flags, environment, files and defaults.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use forkyard_core::{Millis, Usd};
@@ -226,6 +227,16 @@ impl Value for f64 {
     }
     fn within(&self, min: &Self, max: &Self) -> bool {
         (min..=max).contains(&self)
+    }
+}
+
+impl Value for IpAddr {
+    const KIND: &'static str = "address";
+    fn parse(raw: &Raw) -> Result<Self, String> {
+        text(raw)?.parse().map_err(|_| "write a number such as 127.0.0.1, ::1 or 0.0.0.0".into())
+    }
+    fn show(&self) -> String {
+        self.to_string()
     }
 }
 

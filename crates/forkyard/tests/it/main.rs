@@ -49,6 +49,7 @@ mod status;
 mod temporal;
 mod terminal;
 mod token;
+mod topology;
 mod trust;
 mod usage;
 mod watch;

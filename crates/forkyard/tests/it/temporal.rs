@@ -11,7 +11,7 @@ use super::{WAITS, World};
 /// Long enough for a loaded machine; a failing test says so instead of hanging.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-struct Worker(Child);
+pub(super) struct Worker(pub(super) Child);
 
 impl Drop for Worker {
     fn drop(&mut self) {
@@ -25,7 +25,7 @@ fn world(w: &World, server: &Temporal) {
     w.user_file(&format!("[engine]\nkind = \"temporal\"\n[temporal]\naddress = \"{}\"\n", server.address()));
 }
 
-fn worker(w: &World) -> Worker {
+pub(super) fn worker(w: &World) -> Worker {
     let log = std::fs::File::create(w.dir.path().join("worker.log")).unwrap();
     Worker(w.program(&["worker"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap())
 }
@@ -97,6 +97,37 @@ fn a_run_is_steered_by_commands_and_by_signals() {
     assert_eq!(w.json(&["status", &run, "--json"])["outcome"], "cancelled");
     let described = server.cli(&["workflow", "describe", "--workflow-id", &id, "-o", "json"]).unwrap();
     assert!(described.contains("CANCELED"), "{described}");
+}
+
+/// Somebody terminates workflows by hand: the run, or all of it.
+#[test]
+fn a_run_whose_workflow_was_terminated_is_ended() {
+    let Some(server) = Temporal::start() else { return };
+    let w = World::with_commit();
+    let _worker = worker_at(&w, &server);
+    for forks_too in [false, true] {
+        let run = w.started();
+        let id = format!("forkyard/{run}");
+        let terminate = |id: &str| {
+            server.cli(&["workflow", "terminate", "--workflow-id", id, "--reason", "by hand"]).unwrap();
+        };
+        terminate(&id);
+        if forks_too {
+            // What the first one did to them may have come before.
+            for fork in 0..2 {
+                let id = format!("{id}/{fork}");
+                let _ = server.cli(&["workflow", "terminate", "--workflow-id", &id, "--reason", "by hand"]);
+            }
+        }
+        let ran = w.run(&["cancel", &run]);
+        assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+        let status = w.json(&["status", &run, "--json"]);
+        assert_eq!(status["outcome"], "cancelled", "{status}");
+        assert!(status["results"].as_array().unwrap().iter().all(|r| r["status"] == "cancelled"), "{status}");
+        let left = w.json(&["sandbox", "list", "--json"]);
+        assert_eq!(left["sandboxes"].as_array().map(Vec::len), Some(0), "{left}");
+        assert_ne!(w.run(&["pause", &run]).code, 0, "it has ended");
+    }
 }
 
 #[test]
