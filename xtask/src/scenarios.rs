@@ -87,4 +87,10 @@ pub const SCENARIOS: &[Scenario] = &[
         shows: "events to 400 watchers of 100 runs and of one, answers with 10,000 runs and a million events",
         program: Program::Example("bench_server", &[]),
     },
+    Scenario {
+        kind: Kind::Bench,
+        name: "temporal",
+        shows: "runs on a real Temporal service beside the embedded engine and beside bare workflows with one activity; a fork's history",
+        program: Program::Example("bench_temporal", &[]),
+    },
 ];
