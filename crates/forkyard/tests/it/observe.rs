@@ -190,9 +190,14 @@ async fn a_worker_for_temporal_tells_what_its_sdk_measures_beside_what_it_counts
     let _worker = super::temporal::worker(&w);
     let Some(prometheus) = Prometheus::scrape(w.dir.path(), port) else { return };
     tokio::task::block_in_place(|| {
-        w.ended(&["-f", "2"]);
         let run = w.started();
         let ran = w.run(&["cancel", &run]);
+        assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+        // By another name: a worker reads a script once.
+        let script = w.dir.path().join("adds.toml");
+        w.write(&script, super::SCRIPT);
+        let model = format!("script:{}", script.display());
+        let ran = w.run(&["fork", "-p", "add a line", "-m", &model, "--network", "none", "-f", "2"]);
         assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
     });
     for (expr, at_least) in [
@@ -215,7 +220,7 @@ async fn a_worker_for_temporal_tells_what_its_sdk_measures_beside_what_it_counts
         r#"temporal_workflow_completed{namespace="default",task_queue="sandbox-orchestration",workflow_type="ForkyardRun"} 1"#,
         r#"activity_type="run_agent""#,
         r#"temporal_request{namespace="default",operation="RespondWorkflowTaskCompleted"}"#,
-        r#"sandbox_fork_completed_total{model="script",status="cancelled"}"#,
+        r#"sandbox_fork_completed_total{model="script",status="cancelled"} 2"#,
         r#"forkyard_host_slots{kind="limit"} 100"#,
         "forkyard_store_up 1",
     ] {
