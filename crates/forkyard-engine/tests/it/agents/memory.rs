@@ -17,8 +17,9 @@ fn output_bytes() -> u64 {
 const ANSWER_BYTES: u64 = 100 << 20;
 /// What a result may hold: the tool's 30,000 bytes, and the lines that say what is missing.
 const MAX_RESULT_CHARS: usize = 31_000;
-/// What the driver may take while a command floods it: frames on their way and what of them is shown.
-const MAX_FOR_OUTPUT: u64 = 8 << 20;
+/// What the driver may take while a command floods it: frames on their way and what of them is shown, by threads that a loaded
+/// machine lets run one after the other.
+const MAX_FOR_OUTPUT: u64 = 24 << 20;
 /// What it may take for an answer: the 8 MiB that are kept of one, while they are put together.
 const MAX_FOR_ANSWER: u64 = 24 << 20;
 
