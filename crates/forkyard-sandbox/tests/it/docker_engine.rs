@@ -56,7 +56,8 @@ async fn owner_that_will_be_killed() {
     let keeper = provider.clone();
     tokio::spawn(async move { keeper.keep_ready(CancellationToken::new()).await });
     let parent = provider.create(&id("parent"), FIRST, &spec()).await.unwrap();
-    sh(&parent, "echo one > f; (sleep 7654322 &) >/dev/null 2>&1").await;
+    let mark = std::env::var("KILLED_OWNER_MARK").unwrap();
+    sh(&parent, &format!("echo one > f; (sleep {mark} &) >/dev/null 2>&1")).await;
     let snapshot = SnapshotId::new("snap").unwrap();
     parent.snapshot(&snapshot, &Labels::new()).await.unwrap();
     let child = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..spec() };
@@ -83,6 +84,8 @@ async fn nothing_is_left_of_keepers_that_were_killed() {
 async fn nothing_is_left_of(env: &[(&str, &str)]) {
     let full = std::env::var("FORKYARD_TEST_SCALE").is_ok_and(|scale| scale == "full");
     let cycles = if full { 100 } else { 10 };
+    // By this its processes are known among those of tests beside it.
+    let mark = (1_000_000 + std::process::id()).to_string();
     let Some(daemon) = Daemon::start().await else { return };
     let state = tempfile::tempdir().unwrap();
     // The image is prepared once; how long a whole owner takes says when to kill the others.
@@ -93,6 +96,7 @@ async fn nothing_is_left_of(env: &[(&str, &str)]) {
             .args(["--exact", "docker_engine::owner_that_will_be_killed", "--ignored", "--nocapture"])
             .env("KILLED_OWNER_HOST", daemon.host())
             .env("KILLED_OWNER_STATE", state.path())
+            .env("KILLED_OWNER_MARK", &mark)
             .envs(env.iter().copied())
             .stdout(Stdio::piped())
             .spawn()
@@ -129,7 +133,8 @@ async fn nothing_is_left_of(env: &[(&str, &str)]) {
         }
     }
     let alive = std::fs::read_dir("/proc").unwrap().flatten().filter(|p| {
-        std::fs::read(p.path().join("cmdline")).is_ok_and(|c| c.split(|b| *b == 0).any(|a| a == b"7654322"))
+        std::fs::read(p.path().join("cmdline"))
+            .is_ok_and(|c| c.split(|b| *b == 0).any(|a| a == mark.as_bytes()))
     });
     assert_eq!(alive.count(), 0);
 }
