@@ -21,7 +21,13 @@ pub fn target_dir() -> PathBuf {
 
 /// The cargo that started us, so that a `+toolchain` stays the same all the way down.
 pub fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // What it told us of ourselves is news to the build scripts of others, which would run again.
+    let ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for name in std::env::vars_os().map(|(name, _)| name).filter(|name| name.to_str().is_some_and(ours)) {
+        command.env_remove(name);
+    }
+    command
 }
 
 /// Where a step's output goes while it runs.
