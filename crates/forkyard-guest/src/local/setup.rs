@@ -81,6 +81,8 @@ pub fn sandbox(ask: SandboxAsk, mut fds: Vec<OwnedFd>, born: Born, common: &Comm
         }
         Err(Failure { step, errno }) => {
             reply(ready.as_fd(), &Ready::Failed { step, errno }, &[]);
+            // The groups may be on their way: what nobody took would take the answer with it.
+            let _ = socket::receive(ready.as_fd(), &mut [0; 1024]);
             exit_now(1)
         }
     }

@@ -81,6 +81,24 @@ async fn an_owner() {
     }
 }
 
+/// Why a root can't be mounted is told, at whatever moment the sandbox's groups come.
+#[tokio::test]
+async fn a_root_that_fails_says_why() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let sandbox = provider.create(&id("a"), Attempt(1), &offline(Root::Default)).await.unwrap();
+    snapshot(&sandbox, "snap").await;
+    for layer in std::fs::read_dir(dir.path().join("layers")).unwrap().flatten() {
+        std::fs::rename(layer.path().join("fs"), layer.path().join("gone")).unwrap();
+    }
+    for n in 0..5 {
+        let failed = provider.create(&id(&format!("b{n}")), Attempt(1), &child_of("snap")).await;
+        let said = failed.err().unwrap().to_string();
+        assert!(said.contains("overlay"), "{said}");
+    }
+    provider.destroy(&id("a")).await.unwrap();
+}
+
 /// Processes by their parent.
 fn children(of: u32) -> Vec<u32> {
     let threads = std::fs::read_dir(format!("/proc/{of}/task")).unwrap().flatten();
