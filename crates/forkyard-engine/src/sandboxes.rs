@@ -35,6 +35,11 @@ impl Sandboxes {
         })
     }
 
+    /// Waits until what was ended here has left nothing behind.
+    pub async fn settle(&self) {
+        futures::future::join_all(self.0.values().map(|provider| provider.settle())).await;
+    }
+
     /// All of this machine, those of runs included, oldest first.
     pub async fn list(&self) -> Result<Vec<SandboxInfo>> {
         let mut all = Vec::new();

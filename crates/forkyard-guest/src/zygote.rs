@@ -86,7 +86,7 @@ pub enum Ask {
     Sandbox(Box<SandboxAsk>),
     /// Descriptors: result channel, the directory's mount (if the root has one), those of [`RestackAsk`]. Makes a root and puts
     /// it under the sandbox; if that is not one of this zygote, the root's mount comes with the result instead.
-    Root { root: RootAsk, restack: Option<RestackAsk> },
+    Restack { root: RootAsk, ask: RestackAsk },
     /// Descriptors: result channel. Work on files of sandboxes, with rights over whatever modes they gave themselves.
     Work(Work),
 }
@@ -109,7 +109,7 @@ pub struct SandboxAsk {
     pub proxy_port: Option<u16>,
 }
 
-/// To a clone on its setup channel: groups that it is not born in are made while it makes its network, which takes as long.
+/// To a clone on its setup channel: groups that it is not born in are made while it sets itself up, and joined last.
 /// Descriptors: the `tasks` or `cgroup.procs` files to join, then (if `oom_events`) the file with the kernel's count of memory
 /// kills, then (if `freezer`) the `cgroup.threads`, `cgroup.freeze` and `cgroup.events` of the commands' own group.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -41,6 +41,8 @@ const AT_ONCE: usize = 100;
 const DOCKER_ROUNDS: usize = 20;
 const FORK_ROUNDS: usize = 50;
 const GIB: u64 = 1 << 30;
+/// Before each measurement: the kernel takes apart what the one before left, and that is not the next one's time.
+const REST: Duration = Duration::from_millis(20);
 const BWRAP: [&str; 11] =
     ["--ro-bind", "/", "/", "--unshare-all", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "true"];
 
@@ -49,7 +51,8 @@ fn failed(what: impl std::fmt::Display) -> SandboxError {
 }
 
 /// The time of a whole program; its output goes nowhere.
-fn whole(program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<Duration> {
+async fn whole(program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<Duration> {
+    rest().await;
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.envs(env.iter().copied());
@@ -63,8 +66,12 @@ fn whole(program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<Duratio
     }
 }
 
-fn is_there(program: &str) -> bool {
-    whole(Path::new(program), &["--version"], &[]).is_ok()
+async fn rest() {
+    tokio::time::sleep(REST).await;
+}
+
+async fn is_there(program: &str) -> bool {
+    whole(Path::new(program), &["--version"], &[]).await.is_ok()
 }
 
 async fn run_true(sandbox: &Arc<dyn Sandbox>) -> Result<()> {
@@ -91,7 +98,7 @@ pub async fn run(options: &Options) -> Result<Report> {
         alive(&provider, options.alive, &mut report).await?;
     }
     provider.settle().await;
-    docker::measure(options, DOCKER_ROUNDS, &spawned, &mut report)?;
+    docker::measure(options, DOCKER_ROUNDS, &spawned, &mut report).await?;
     Ok(report)
 }
 
@@ -106,18 +113,20 @@ async fn single(provider: &LocalProvider, options: &Options, report: &mut Report
     let spec = SandboxSpec::default();
     let warm = provider.create(&name("warm", 0), Attempt(1), &spec).await?;
     run_true(&warm).await?;
-    let bwrap = is_there("bwrap");
+    let bwrap = is_there("bwrap").await;
     let home = options.dir.join("home");
     let mut times = Times::default();
     for i in 0..options.rounds {
-        times.add("plain spawn of true", whole(Path::new("true"), &[], &[])?);
+        times.add("plain spawn of true", whole(Path::new("true"), &[], &[]).await?);
         if bwrap {
-            times.add("bwrap, all namespaces, true", whole(Path::new("bwrap"), &BWRAP, &[])?);
+            times.add("bwrap, all namespaces, true", whole(Path::new("bwrap"), &BWRAP, &[]).await?);
         }
+        rest().await;
         let start = Instant::now();
         run_true(&warm).await?;
         times.add("exec of true", start.elapsed());
 
+        rest().await;
         let (id, start) = (name("one", i), Instant::now());
         let sandbox = provider.create(&id, Attempt(1), &spec).await?;
         times.add("create", start.elapsed());
@@ -130,7 +139,7 @@ async fn single(provider: &LocalProvider, options: &Options, report: &mut Report
 
         if let Some(program) = &options.program {
             let env = [("FORKYARD_HOME", home.as_path())];
-            times.add("forkyard sandbox run true", whole(program, &["sandbox", "run", "true"], &env)?);
+            times.add("forkyard sandbox run true", whole(program, &["sandbox", "run", "true"], &env).await?);
         }
     }
     provider.destroy(&name("warm", 0)).await?;
@@ -149,26 +158,27 @@ async fn single(provider: &LocalProvider, options: &Options, report: &mut Report
     Ok(single)
 }
 
-/// The time to a child that can be used, of an empty sandbox and of a large one, and of a snapshot alone.
+/// The time to a child that can be used, of an empty sandbox and of a large one in turns, and of a snapshot alone.
 async fn snapshots(provider: &LocalProvider, options: &Options, report: &mut Report) -> Result<()> {
-    let rounds = options.rounds.clamp(1, FORK_ROUNDS);
+    let empty = provider.create(&name("empty", 0), Attempt(1), &SandboxSpec::default()).await?;
+    let mut sandboxes = vec![(empty, "empty".to_string())];
+    if options.files > 0 {
+        let large = provider.create(&name("large", 0), Attempt(1), &SandboxSpec::default()).await?;
+        let label = fill(&large, options.files).await?;
+        sandboxes.push((large, label));
+    }
     let mut times = Times::default();
-    let sandbox = provider.create(&name("empty", 0), Attempt(1), &SandboxSpec::default()).await?;
-    forks(provider, &sandbox, rounds, "empty", &mut times).await?;
-    provider.destroy(sandbox.id()).await?;
+    for i in 0..options.rounds.clamp(1, FORK_ROUNDS) {
+        for (sandbox, label) in &sandboxes {
+            fork(provider, sandbox, i, label, &mut times).await?;
+        }
+    }
+    for (sandbox, _) in &sandboxes {
+        provider.destroy(sandbox.id()).await?;
+    }
     let snapshot = times.p50("snapshot of an idle sandbox, empty");
     report.result("snapshot of an idle sandbox", snapshot.as_secs_f64() * 1e3, Unit::Ms, at_most(5.0));
-    if options.files > 0 {
-        let sandbox = provider.create(&name("large", 0), Attempt(1), &SandboxSpec::default()).await?;
-        let each = GIB / options.files as u64;
-        let fill = format!("mkdir d && cd d && head -c {GIB} /dev/zero | split -a 4 -b {each} && ls | wc -l");
-        let (result, out, err) = sandbox.exec(ExecRequest::shell(fill)).await?.output().await?;
-        if result.exit_code != 0 {
-            return Err(failed(format!("can't fill a sandbox: {}", String::from_utf8_lossy(&err))));
-        }
-        let label = format!("1 GiB in {} files", String::from_utf8_lossy(&out).trim());
-        forks(provider, &sandbox, rounds, &label, &mut times).await?;
-        provider.destroy(sandbox.id()).await?;
+    if let Some((_, label)) = sandboxes.get(1) {
         let (large, empty) = (times.p50(&format!("fork, {label}")), times.p50("fork, empty"));
         report.ratio("fork of a large / of an empty sandbox", large, empty, at_most(1.2));
     }
@@ -176,28 +186,39 @@ async fn snapshots(provider: &LocalProvider, options: &Options, report: &mut Rep
     Ok(())
 }
 
-async fn forks(
+/// Returns what the sandbox then holds, in words.
+async fn fill(sandbox: &Arc<dyn Sandbox>, files: usize) -> Result<String> {
+    let each = GIB / files as u64;
+    // On the disk before anything is measured.
+    let fill =
+        format!("mkdir d && cd d && head -c {GIB} /dev/zero | split -a 4 -b {each} && sync && ls | wc -l");
+    let (result, out, err) = sandbox.exec(ExecRequest::shell(fill)).await?.output().await?;
+    if result.exit_code != 0 {
+        return Err(failed(format!("can't fill a sandbox: {}", String::from_utf8_lossy(&err))));
+    }
+    Ok(format!("1 GiB in {} files", String::from_utf8_lossy(&out).trim()))
+}
+
+async fn fork(
     provider: &LocalProvider,
     sandbox: &Arc<dyn Sandbox>,
-    rounds: usize,
+    round: usize,
     label: &str,
     times: &mut Times,
 ) -> Result<()> {
-    for i in 0..rounds {
-        // Something new each time, or there would be nothing to seal.
-        sandbox.write_file("changed", i.to_string().into(), None).await?;
-        let (id, snapshot) =
-            (name("child", i), SnapshotId::new(format!("snap{i}")).expect("letters and digits"));
-        let start = Instant::now();
-        sandbox.snapshot(&snapshot, &Labels::new()).await?;
-        times.add(&format!("snapshot of an idle sandbox, {label}"), start.elapsed());
-        let spec = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..SandboxSpec::default() };
-        provider.create(&id, Attempt(1), &spec).await?;
-        times.add(&format!("fork, {label}"), start.elapsed());
-        provider.destroy(&id).await?;
-        provider.remove_snapshot(&snapshot).await?;
-    }
-    Ok(())
+    // Something new each time, or there would be nothing to seal.
+    sandbox.write_file("changed", round.to_string().into(), None).await?;
+    let snapshot = SnapshotId::new(format!("snap{round}")).expect("letters and digits");
+    let id = name("child", round);
+    rest().await;
+    let start = Instant::now();
+    sandbox.snapshot(&snapshot, &Labels::new()).await?;
+    times.add(&format!("snapshot of an idle sandbox, {label}"), start.elapsed());
+    let spec = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..SandboxSpec::default() };
+    provider.create(&id, Attempt(1), &spec).await?;
+    times.add(&format!("fork, {label}"), start.elapsed());
+    provider.destroy(&id).await?;
+    provider.remove_snapshot(&snapshot).await
 }
 
 async fn use_once(provider: LocalProvider, id: SandboxId) -> Result<()> {

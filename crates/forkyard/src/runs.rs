@@ -26,6 +26,8 @@ use crate::yard::{self, Yard};
 const WORKER_START: Duration = Duration::from_secs(20);
 /// Runs that are looked through for one that nobody drives.
 const CLAIMABLE_LOOK: usize = 10_000;
+/// How long a command's end waits for its sandboxes' remains to be removed.
+const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 const WORKER_POLL: Duration = Duration::from_millis(50);
 
 /// A command over runs and sandboxes, wherever they are: opens the place that the settings name, does its work in a runtime,
@@ -48,18 +50,21 @@ pub fn with_place_flags<T>(
             }
             None => {
                 let yard = Yard::open(settings).await?;
-                work(&yard as &dyn Place).await
+                settled(&yard.sandboxes, work(&yard as &dyn Place)).await
             }
         }
     })
 }
 
-/// A command that needs sandboxes and nothing of runs: no store is opened for it.
+/// A command that makes a sandbox and knows nothing of runs: no store is opened for it.
 pub fn with_sandboxes<T>(
     global: &Global,
     flags: Flags,
     work: impl AsyncFnOnce(&Settings, &Sandboxes) -> Result<T>,
 ) -> Result<T> {
+    if global.server.is_none() {
+        forkyard_sandbox::local::expect_sandboxes();
+    }
     let settings = global.load(flags)?.settings;
     crate::runtime()?.block_on(async {
         match settings.remote_url.clone() {
@@ -69,10 +74,19 @@ pub fn with_sandboxes<T>(
             }
             None => {
                 let sandboxes = yard::sandboxes(&settings).await?;
-                work(&settings, &sandboxes).await
+                settled(&sandboxes, work(&settings, &sandboxes)).await
             }
         }
     })
+}
+
+/// Work of a process that ends with it: what it leaves behind in the background is waited for, so that nothing is left.
+async fn settled<T>(sandboxes: &Sandboxes, work: impl Future<Output = T>) -> T {
+    let done = work.await;
+    if tokio::time::timeout(SETTLE_WITHIN, sandboxes.settle()).await.is_err() {
+        tracing::warn!("what sandboxes left is still being removed; the next command goes on with it");
+    }
+    done
 }
 
 /// A command that only this machine can do.
@@ -88,7 +102,7 @@ pub fn with_flags<T>(global: &Global, flags: Flags, work: impl AsyncFnOnce(&Yard
     }
     crate::runtime()?.block_on(async {
         let yard = Yard::open(settings).await?;
-        work(&yard).await
+        settled(&yard.sandboxes, work(&yard)).await
     })
 }
 

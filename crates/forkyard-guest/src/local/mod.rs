@@ -65,7 +65,7 @@ pub fn run() -> ExitCode {
         let Ok(ask) = serde_json::from_slice::<Ask>(&buffer[..n]) else { break };
         let given = match &ask {
             Ask::Sandbox(asked) => blanks.give(asked, &buffer[..n], &fds),
-            Ask::Root { .. } | Ask::Work(_) => None,
+            Ask::Restack { .. } | Ask::Work(_) => None,
         };
         match given {
             Some((pid, pidfd)) => {
@@ -90,7 +90,7 @@ struct Common {
 fn clone_for(commands: &OwnedFd, ask: Ask, fds: Vec<OwnedFd>, common: &Common) {
     let namespaces = match &ask {
         Ask::Sandbox(_) => SANDBOX_NAMESPACES,
-        Ask::Root { .. } | Ask::Work(_) => 0,
+        Ask::Restack { .. } | Ask::Work(_) => 0,
     };
     // Born in its group, a sandbox need not move there, for which the kernel would hold up every fork of the machine.
     let group = match &ask {
@@ -108,7 +108,7 @@ fn clone_for(commands: &OwnedFd, ask: Ask, fds: Vec<OwnedFd>, common: &Common) {
             close(commands.as_fd());
             match ask {
                 Ask::Sandbox(ask) => setup::sandbox(*ask, fds, Born { in_group, ready: false }, common),
-                Ask::Root { root, restack } => root::make(&root, restack.as_ref(), &common.skeleton, fds),
+                Ask::Restack { root, ask } => root::make(&root, &ask, &common.skeleton, fds),
                 Ask::Work(work) => work::run(work, fds),
             }
             exit_now(0)

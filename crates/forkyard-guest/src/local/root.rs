@@ -32,7 +32,7 @@ pub fn own(root: &RootAsk, part: &str) -> String {
 
 /// Runs in a plain fork of the zygote: a root for a sandbox that lives already, and under it, if it is a sandbox of this zygote.
 /// Of any other, the mount goes out with the result.
-pub fn make(root: &RootAsk, restack: Option<&RestackAsk>, skeleton: &str, mut fds: Vec<OwnedFd>) {
+pub fn make(root: &RootAsk, ask: &RestackAsk, skeleton: &str, mut fds: Vec<OwnedFd>) {
     if fds.is_empty() {
         return;
     }
@@ -40,13 +40,12 @@ pub fn make(root: &RootAsk, restack: Option<&RestackAsk>, skeleton: &str, mut fd
     let mut made = || {
         // The last two are only held: whoever asked may be killed, and the sandbox must stay quiet and locked until this is
         // done.
-        let held = restack.map(|ask| (ask, fds.split_off(fds.len().saturating_sub(RESTACK_FDS))));
+        let held = fds.split_off(fds.len().saturating_sub(RESTACK_FDS));
         let directory = fds.pop();
         if directory.is_some() {
             unshare(libc::CLONE_NEWNS).step("mount namespace")?; // the zygote's own is shared
         }
         let made = overlay_of(root, skeleton, directory)?;
-        let Some((ask, held)) = held else { return Ok(Some(made)) };
         let [user, mount, ..] = &held[..] else {
             return Err(Failure { step: "descriptors".into(), errno: libc::EINVAL });
         };

@@ -36,7 +36,12 @@ fn make_image() -> Result<()> {
     docker(&["import", "-", IMAGE], Some(&tar.into_inner().map_err(failed)?)).map(drop)
 }
 
-pub(super) fn measure(options: &Options, rounds: usize, ours: &Single, report: &mut Report) -> Result<()> {
+pub(super) async fn measure(
+    options: &Options,
+    rounds: usize,
+    ours: &Single,
+    report: &mut Report,
+) -> Result<()> {
     if let Err(e) = docker(&["version", "--format", "{{.Server.Version}}"], None) {
         report.missing.push(format!("docker: {}", e.message));
         return Ok(());
@@ -49,12 +54,15 @@ pub(super) fn measure(options: &Options, rounds: usize, ours: &Single, report: &
     let image = options.docker_image.as_deref().unwrap_or(IMAGE);
     let mut times = Times::default();
     let container = docker(&["run", "-d", image, "/bin/busybox", "sleep", "3600"], None)?;
-    let measured = (0..rounds.min(options.rounds)).try_for_each(|_| {
+    let measured = async {
         let program = Path::new("docker");
-        times.add("docker run true", whole(program, &["run", "--rm", image, "/bin/true"], &[])?);
-        times.add("docker exec true", whole(program, &["exec", &container, "/bin/true"], &[])?);
+        for _ in 0..rounds.min(options.rounds) {
+            times.add("docker run true", whole(program, &["run", "--rm", image, "/bin/true"], &[]).await?);
+            times.add("docker exec true", whole(program, &["exec", &container, "/bin/true"], &[]).await?);
+        }
         Ok(())
-    });
+    };
+    let measured = measured.await;
     docker(&["rm", "-f", &container], None)?;
     if own {
         docker(&["rmi", image], None)?;

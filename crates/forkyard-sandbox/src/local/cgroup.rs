@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use forkyard_core::SandboxId;
 
@@ -162,17 +163,45 @@ impl Cgroups {
     /// Groups that carry this tag, by sandbox.
     pub fn left(&self, tag: &str) -> BTreeMap<String, Vec<PathBuf>> {
         let mut found: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-        let v2 = self.v2.as_ref().map(|(parent, _)| parent);
-        for parent in v2.into_iter().chain([&self.memory, &self.cpu, &self.pids].into_iter().flatten()) {
-            for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-                let name = entry.file_name();
-                let mut parts = name.to_str().unwrap_or_default().split('.');
-                if let (Some(true), Some(id)) = (parts.next().map(|part| part == tag), parts.next()) {
-                    found.entry(id.into()).or_default().push(entry.path());
-                }
+        for path in self.all() {
+            if let Some((of, id)) = tag_and_sandbox(&path)
+                && of == tag
+            {
+                found.entry(id.into()).or_default().push(path.clone());
             }
         }
         found
+    }
+
+    /// Removes groups of state folders that are gone, which nobody else would ever do. A group that nobody is in and that was made
+    /// long ago is nobody's: a live sandbox is in its own, and one that starts enters it at once.
+    pub fn remove_abandoned(&self, tag: &str) {
+        const LONG: Duration = Duration::from_secs(600);
+        let is_old = |path: &PathBuf| {
+            let made = path.metadata().and_then(|meta| meta.modified());
+            made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > LONG))
+        };
+        let others = |path: &PathBuf| tag_and_sandbox(path).is_some_and(|(of, _)| of != tag);
+        for path in self.all().into_iter().filter(|path| others(path) && is_old(path)) {
+            let _ = fs::remove_dir(path.join(COMMANDS));
+            let _ = fs::remove_dir(&path); // refused while somebody is in it
+        }
+    }
+
+    /// The groups of all sandboxes.
+    fn all(&self) -> Vec<PathBuf> {
+        let v2 = self.v2.as_ref().map(|(parent, _)| parent);
+        let parents = v2.into_iter().chain([&self.memory, &self.cpu, &self.pids].into_iter().flatten());
+        parents.flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path()).collect()
+    }
+}
+
+/// Of a group's name.
+fn tag_and_sandbox(path: &Path) -> Option<(&str, &str)> {
+    let mut parts = path.file_name()?.to_str()?.split('.');
+    match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some(tag), Some(id), Some(_), None) => Some((tag, id)),
+        _ => None,
     }
 }
 
@@ -193,16 +222,18 @@ fn commands_group(dir: &Path) -> Option<Vec<OwnedFd>> {
     files
 }
 
-/// Ends whoever is left in groups and removes them. The kernel needs a moment to let go of them.
+/// Ends whoever is left in groups and removes them. The kernel needs a moment to let go of them, under load a long one.
 pub async fn remove(dirs: &[PathBuf]) {
-    const TRIES: u32 = 200;
+    const WITHIN: Duration = Duration::from_secs(10);
+    const PAUSE: Duration = Duration::from_millis(2);
+    let begun = Instant::now();
     for dir in dirs {
-        for _ in 0..TRIES {
+        loop {
             let _ = fs::remove_dir(dir.join(COMMANDS));
             match fs::remove_dir(dir) {
-                Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                Err(e) if e.raw_os_error() == Some(libc::EBUSY) && begun.elapsed() < WITHIN => {
                     set(dir, "cgroup.kill", 1); // what is below it too
-                    tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+                    tokio::time::sleep(PAUSE.max(begun.elapsed() / 10)).await;
                 }
                 _ => break,
             }
@@ -333,6 +364,32 @@ mod tests {
         assert_eq!(dir, Path::new("/sys/fs/cgroup/cpu/inner"));
         let unified = (PathBuf::from("/sys/fs/cgroup"), PathBuf::from("/"));
         assert_eq!(own_dir(&unified, own, str::is_empty).unwrap(), Path::new("/sys/fs/cgroup/a"));
+    }
+
+    #[test]
+    fn groups_of_folders_that_are_gone_are_removed() {
+        let parent = tempfile::tempdir().unwrap();
+        let make = |name: &str, made: Duration| {
+            let dir = parent.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            fs::File::open(&dir).unwrap().set_modified(std::time::SystemTime::now() - made).unwrap();
+        };
+        let (now, once) = (Duration::ZERO, Duration::from_secs(3600));
+        for (name, made) in [("gone.a.1", once), ("gone.b.2", now), ("mine.c.3", once), ("helpers", once)] {
+            make(name, made);
+        }
+        // A real group with somebody in it can't be removed, as a folder that is not empty can't.
+        make("gone.d.4", now);
+        make("gone.d.4/somebody", now);
+        fs::File::open(parent.path().join("gone.d.4"))
+            .unwrap()
+            .set_modified(std::time::SystemTime::now() - once)
+            .unwrap();
+        let groups = Cgroups { pids: Some(parent.path().into()), ..Cgroups::default() };
+        groups.remove_abandoned("mine");
+        let mut left: Vec<_> = fs::read_dir(&parent).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["gone.b.2", "gone.d.4", "helpers", "mine.c.3"]);
     }
 }
 

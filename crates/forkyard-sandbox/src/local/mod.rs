@@ -41,7 +41,7 @@ use crate::{
 
 pub use detect::Shown;
 pub use doctor::{Finding, Level, doctor};
-pub use zygote::GUEST;
+pub use zygote::{GUEST, expect_sandboxes};
 
 /// As root, sandboxes' files and processes belong to this id, which nobody else uses: above all ranges that distributions,
 /// systemd and subuid hand out.

@@ -127,6 +127,9 @@ impl State {
         for dir in ["sandboxes", "layers", "snapshots", "images", "trash", "skeleton", "spool", "locks"] {
             state.make_dir(&state.root.join(dir))?;
         }
+        for dir in ["sandboxes", "layers"] {
+            spread(&state.root.join(dir));
+        }
         Ok(state)
     }
 
@@ -266,6 +269,20 @@ impl Drop for Lock {
     fn drop(&mut self) {
         // Before it is released, so that the next holder makes a new one and no file is left behind.
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Tells ext4 that the folders in this one have nothing to do with each other, so that it puts each somewhere else on the disk.
+/// Without a journal it does not use the place of a file that was removed within the last minutes, and looks at every such place
+/// around before it takes the next: many sandboxes that come and go would make the next ones slow. Elsewhere nothing is lost.
+fn spread(dir: &Path) {
+    use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(dir) = rustix::fs::open(dir, flags, Mode::empty()) else { return };
+    if let Ok(flags) = ioctl_getflags(&dir)
+        && !flags.contains(IFlags::TOPDIR)
+    {
+        let _ = ioctl_setflags(&dir, flags | IFlags::TOPDIR);
     }
 }
 

@@ -106,6 +106,7 @@ impl Inner {
             let Some(_lock) = self.state.try_lock(&id)? else { continue };
             cgroup::remove(&groups).await;
         }
+        self.cgroups.remove_abandoned(self.state.tag());
         self.sweep_parts("snapshots", "snapshot.")?;
         self.sweep_parts("images", "image.")?;
         self.sweep_layers()?;

@@ -17,6 +17,9 @@ use crate::{ErrorKind, Result, SandboxError};
 /// The guest, built beside this library.
 pub static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forkyard-guest"));
 
+/// The guest's task that sandboxes are cloned from.
+const ZYGOTE: &str = "zygote";
+
 pub struct Zygote {
     commands: Arc<Mutex<Messages>>,
     child: std::sync::Mutex<Child>,
@@ -69,6 +72,30 @@ pub fn spawn_guest(task: &str) -> Result<(Child, OwnedFd)> {
     Ok((child, ours))
 }
 
+type Helper = Result<(Child, OwnedFd)>;
+
+/// What [`expect_sandboxes`] started and nobody has taken yet.
+static AHEAD: std::sync::Mutex<Option<std::thread::JoinHandle<Helper>>> = std::sync::Mutex::new(None);
+
+/// For a program that will make a sandbox whatever it does first: the helper that sandboxes come from is started beside that.
+/// If nobody takes it, it ends with this process.
+pub fn expect_sandboxes() {
+    let started = std::thread::Builder::new().name("zygote-start".into()).spawn(|| spawn_guest(ZYGOTE));
+    *AHEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = started.ok();
+}
+
+/// The one that was started ahead, or one that is started now.
+async fn helper() -> Helper {
+    let ahead = AHEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+    match ahead {
+        Some(started) => match tokio::task::spawn_blocking(|| started.join()).await {
+            Ok(Ok(helper)) => helper,
+            Ok(Err(_)) | Err(_) => spawn_guest(ZYGOTE),
+        },
+        None => spawn_guest(ZYGOTE),
+    }
+}
+
 /// One question to a guest that was started for it; it ends with its answer.
 pub async fn ask_once<A: serde::Serialize>(
     task: &str,
@@ -91,7 +118,7 @@ pub async fn ask_once<A: serde::Serialize>(
 
 impl Zygote {
     pub async fn start(start: &Start) -> Result<Zygote> {
-        let (child, ours) = spawn_guest("zygote")?;
+        let (child, ours) = helper().await?;
         let failed = |e: std::io::Error| unavailable(format!("can't start the sandbox helper: {e}"));
         let commands = Messages::new(ours).map_err(failed)?;
         let text = serde_json::to_vec(start).expect("messages have string keys and no failing parts");
@@ -172,7 +199,7 @@ impl Zygote {
             fds.push(fd.try_clone_to_owned().map_err(unavailable)?);
         }
         let not_done = || unavailable("the new root was not put under the sandbox");
-        let made = self.job(Ask::Root { root, restack: Some(ask.clone()) }, fds).await?;
+        let made = self.job(Ask::Restack { root, ask: ask.clone() }, fds).await?;
         let (WorkResult::Done { .. }, mut mounts) = made else {
             return match made.0 {
                 WorkResult::Failed { step, errno } => Err(setup_error(&step, errno)),

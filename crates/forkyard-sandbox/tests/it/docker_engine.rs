@@ -2,44 +2,25 @@
 //! registries.
 
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::query_parameters::{PushImageOptionsBuilder, RemoveImageOptionsBuilder, TagImageOptionsBuilder};
-use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use forkyard_core::{Attempt, SnapshotId};
 use forkyard_sandbox::docker::{DockerOptions, DockerProvider};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
-use forkyard_sandbox::{
-    ErrorKind, ExecRequest, Labels, NetworkMode, NetworkSpec, Provider, Root, Sandbox, SandboxSpec,
-};
+use forkyard_sandbox::{ErrorKind, Labels, Provider, Root, SandboxSpec};
 use futures::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::sync::CancellationToken;
 
 use crate::docker::{connect, left};
-use crate::docker_fixture::{Daemon, IMAGE, needed};
+use crate::docker_fixture::{Daemon, IMAGE, id, needed, sh, spec};
 use crate::docker_warm::until_ready;
 use crate::local::as_user_with;
 
 const FIRST: Attempt = Attempt(1);
 /// For the engine to finish what somebody asked for who is gone.
 const ENGINE_WITHIN: Duration = Duration::from_secs(30);
-
-fn id(text: &str) -> SandboxId {
-    SandboxId::new(text).unwrap()
-}
-
-fn spec() -> SandboxSpec {
-    SandboxSpec {
-        network: NetworkSpec { mode: NetworkMode::None, ..Default::default() },
-        ..Default::default()
-    }
-}
-
-async fn sh(sandbox: &Arc<dyn Sandbox>, script: &str) -> String {
-    let (_, out, _) = sandbox.exec(ExecRequest::shell(script)).await.unwrap().output().await.unwrap();
-    String::from_utf8_lossy(&out).into_owned()
-}
 
 /// Not a test by itself: makes a sandbox and a child of it, says so, and waits to be killed.
 #[tokio::test]

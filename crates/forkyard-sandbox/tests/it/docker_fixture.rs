@@ -4,15 +4,34 @@ use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::query_parameters::CreateImageOptionsBuilder;
 use bollard::{Docker, body_full};
+use forkyard_core::SandboxId;
+use forkyard_sandbox::{ExecRequest, NetworkMode, NetworkSpec, Sandbox, SandboxSpec};
 use futures::StreamExt;
 use tar::{Builder, EntryType, Header};
 
 /// The only image there is: one static program under many names, and a few others.
 pub const IMAGE: &str = "forkyard-test:1";
+
+pub fn id(text: &str) -> SandboxId {
+    SandboxId::new(text).unwrap()
+}
+
+pub fn spec() -> SandboxSpec {
+    SandboxSpec {
+        network: NetworkSpec { mode: NetworkMode::None, ..Default::default() },
+        ..Default::default()
+    }
+}
+
+pub async fn sh(sandbox: &Arc<dyn Sandbox>, script: &str) -> String {
+    let (_, out, _) = sandbox.exec(ExecRequest::shell(script)).await.unwrap().output().await.unwrap();
+    String::from_utf8_lossy(&out).into_owned()
+}
 
 pub struct Daemon {
     dir: tempfile::TempDir,

@@ -6,37 +6,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use bollard::query_parameters::ListImagesOptionsBuilder;
-use forkyard_core::{Attempt, Millis, SandboxId, SnapshotId};
+use forkyard_core::{Attempt, Millis, SnapshotId};
 use forkyard_sandbox::conformance::conformance;
 use forkyard_sandbox::docker::{DockerProvider, WARM_LABEL};
 use forkyard_sandbox::{
-    ErrorKind, ExecRequest, Labels, Lifetime, NetworkMode, NetworkSpec, Provider, Root, Sandbox, SandboxSpec,
-    SandboxStatus, Volume,
+    ErrorKind, ExecRequest, Labels, Lifetime, Provider, Root, Sandbox, SandboxSpec, SandboxStatus, Volume,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::docker::{connect, connect_warm, left, suite};
-use crate::docker_fixture::Daemon;
+use crate::docker_fixture::{Daemon, id, sh, spec};
 
 const FIRST: Attempt = Attempt(1);
 /// For the engine to start what is to be ready.
 const READY_WITHIN: Duration = Duration::from_secs(60);
-
-fn id(text: &str) -> SandboxId {
-    SandboxId::new(text).unwrap()
-}
-
-fn spec() -> SandboxSpec {
-    SandboxSpec {
-        network: NetworkSpec { mode: NetworkMode::None, ..Default::default() },
-        ..Default::default()
-    }
-}
-
-async fn sh(sandbox: &Arc<dyn Sandbox>, script: &str) -> String {
-    let (_, out, _) = sandbox.exec(ExecRequest::shell(script)).await.unwrap().output().await.unwrap();
-    String::from_utf8_lossy(&out).into_owned()
-}
 
 /// What waits for its sandbox.
 async fn ready(provider: &DockerProvider) -> BTreeSet<String> {

@@ -145,7 +145,8 @@ impl GcArgs {
         let labels = Labels::from([("run".to_string(), view.id.to_string())]);
         for provider in yard.providers.values() {
             if let Some(kept) = provider.list(&labels).await?.first() {
-                let message = format!("its sandbox {0} lives: `forkyard sandbox rm {0}` ends it", kept.id);
+                let message =
+                    format!("its sandbox {0} is still there: `forkyard sandbox rm {0}` removes it", kept.id);
                 return Err(CliError::failure(message));
             }
         }

@@ -12,6 +12,18 @@ fn a_command_runs_in_a_sandbox_that_is_gone_afterwards() {
 }
 
 #[test]
+fn nothing_of_a_sandbox_is_left_when_its_command_ends() {
+    let w = World::new();
+    for _ in 0..5 {
+        assert_eq!(w.run(&["sandbox", "run", "--network", "none", "--", "touch", "a", "b", "c"]).code, 0);
+        for folder in ["sandboxes", "trash", "locks"] {
+            let left: Vec<_> = std::fs::read_dir(w.home().join("sandboxes").join(folder)).unwrap().collect();
+            assert!(left.is_empty(), "{folder}: {left:?}");
+        }
+    }
+}
+
+#[test]
 fn a_sandbox_lives_on_from_command_to_command() {
     let w = World::new();
     let ran = w.run(&["sandbox", "create", "--network", "none", "--name", "box1", "--memory", "256MiB"]);
