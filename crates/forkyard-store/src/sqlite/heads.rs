@@ -2,6 +2,7 @@
 //! little else. Any other kind of write, and any commit of another process, makes them forgotten.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use forkyard_core::{Attempt, ForkNum, RunId};
 use rusqlite::Connection;
@@ -17,6 +18,8 @@ const MAX_HEADS: usize = 16_384;
 pub(super) struct Heads {
     /// SQLite's number for what this connection has seen of the others' commits.
     seen: i64,
+    /// When it was found that another process had written.
+    pub others_wrote: Option<Instant>,
     runs: HashMap<RunId, RunHead>,
     journals: HashMap<(i64, ForkNum), JournalHead>,
 }
@@ -42,6 +45,9 @@ impl Heads {
     /// At the start of a transaction: what is remembered counts only if no other process has written since.
     pub(super) fn recall(&mut self, conn: &Connection) -> Result<()> {
         let seen = conn.prepare_cached("PRAGMA data_version")?.query_row([], |r| r.get(0))?;
+        if seen != self.seen {
+            self.others_wrote = Some(Instant::now());
+        }
         if seen != self.seen || self.journals.len() > MAX_HEADS {
             self.forget();
             self.seen = seen;

@@ -127,7 +127,9 @@ pub(super) fn append_journal(tx: &Tx<'_>, append: &AppendJournal, events: &[Stri
 pub(super) fn length(conn: &Connection, n: i64, stream: &StreamId) -> Result<u64> {
     let (fork, attempt) = stream_columns(stream);
     let length: Option<i64> = conn
-        .prepare_cached("SELECT length FROM streams WHERE run = ?1 AND fork = ?2 AND attempt = ?3")?
+        .prepare_cached(
+            "SELECT seq FROM events WHERE run = ?1 AND fork = ?2 AND attempt = ?3 ORDER BY seq DESC LIMIT 1",
+        )?
         .query_row((n, fork, attempt), |r| r.get(0))
         .optional()?;
     Ok(uint(length.unwrap_or(0)))
@@ -197,11 +199,6 @@ fn insert_events(
             text
         ])?;
     }
-    tx.prepare_cached(
-        "INSERT INTO streams (run, fork, attempt, length) VALUES (?1, ?2, ?3, ?4)
-         ON CONFLICT DO UPDATE SET length = excluded.length",
-    )?
-    .execute((n, fork, attempt, int(at.seq)))?;
     Ok(at)
 }
 
@@ -323,7 +320,8 @@ pub(super) fn read_journals(conn: &Connection, run: &RunId, fork: ForkNum) -> Re
     let Some(n) = run_number(conn, run)? else { return Ok(Vec::new()) };
     let attempts: Vec<(i64, i64)> = conn
         .prepare_cached(
-            "SELECT attempt, length FROM streams WHERE run = ?1 AND fork = ?2 AND attempt >= 0 ORDER BY attempt",
+            "SELECT attempt, max(seq) FROM events WHERE run = ?1 AND fork = ?2 AND attempt >= 0
+             GROUP BY attempt ORDER BY attempt",
         )?
         .query_map((n, fork), |r| Ok((r.get(0)?, r.get(1)?)))?
         .collect::<rusqlite::Result<_>>()?;

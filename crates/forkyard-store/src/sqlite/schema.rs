@@ -14,6 +14,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../migrations/sqlite/0001_start.sql"),
     include_str!("../../migrations/sqlite/0002_ended_forks.sql"),
     include_str!("../../migrations/sqlite/0003_access.sql"),
+    include_str!("../../migrations/sqlite/0004_streams.sql"),
 ];
 
 /// How long a statement waits for another process's lock before it fails as unavailable.

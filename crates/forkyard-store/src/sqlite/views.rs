@@ -95,7 +95,7 @@ pub(super) fn sandbox_destroyed(tx: &Tx<'_>, sandbox: &SandboxId) -> Result<()> 
 pub(super) fn journal_len(conn: &Connection, run: &RunId, fork: ForkNum) -> Result<u64> {
     let sum: i64 = conn
         .prepare_cached(
-            "SELECT coalesce(sum(length), 0) FROM streams
+            "SELECT count(*) FROM events
              WHERE run = (SELECT n FROM runs WHERE id = ?1) AND fork = ?2 AND attempt >= 0",
         )?
         .query_row(params![run.as_str(), fork], |r| r.get(0))?;
@@ -122,9 +122,7 @@ pub(super) fn delete_run(tx: &Tx<'_>, run: &RunId) -> Result<()> {
             "run {run} can't be deleted yet: sandbox {owed} still has to be destroyed"
         )));
     }
-    for table in
-        ["run_views", "forks", "sandboxes", "streams", "events", "commands", "messages", "reservations"]
-    {
+    for table in ["run_views", "forks", "sandboxes", "events", "commands", "messages", "reservations"] {
         tx.execute(&format!("DELETE FROM {table} WHERE run = ?1"), [n])?;
     }
     let (from, to) = blob_range(run);

@@ -27,8 +27,11 @@ const MAX_BATCH: usize = 512;
 const RETRY: Duration = Duration::from_micros(700);
 /// A process that writes without pause leaves a gap this long (more than [`RETRY`], so that whoever waits finds it) …
 const GAP: Duration = Duration::from_millis(1);
-/// … after this time. Costs 4 % of one busy process, and nobody starves.
+/// … after this time. Costs 4 % of one busy process while others write, and nobody starves.
 const BUSY_STRETCH: Duration = Duration::from_millis(25);
+/// The same while no other process has written for [`ALONE`]: 1 %.
+const LONE_STRETCH: Duration = Duration::from_millis(100);
+const ALONE: Duration = Duration::from_secs(1);
 /// Changed runs that are remembered although they were deleted, so that slow watchers hear of it.
 const KEPT_CHANGES: i64 = 1000;
 
@@ -120,7 +123,7 @@ impl Writer {
         std::thread::Builder::new()
             .name("store-writer".into())
             .spawn(move || {
-                let heads = RefCell::default();
+                let heads = RefCell::<Heads>::default();
                 let mut stretch = Instant::now();
                 let mut batch = Vec::new();
                 while let Some(first) = requests.blocking_recv() {
@@ -134,7 +137,7 @@ impl Writer {
                     write(&conn, &heads, std::mem::take(&mut batch), &hub);
                     if requests.is_empty() {
                         stretch = Instant::now();
-                    } else if stretch.elapsed() > BUSY_STRETCH {
+                    } else if stretch.elapsed() > longest(heads.borrow().others_wrote) {
                         std::thread::sleep(GAP);
                         stretch = Instant::now();
                     }
@@ -171,6 +174,11 @@ impl Writer {
         self.queue.send(Box::new(request)).await.map_err(|_| stopped())?;
         answer.await.map_err(|_| stopped())?
     }
+}
+
+/// How long this process may write without leaving a gap for others.
+fn longest(others_wrote: Option<Instant>) -> Duration {
+    if others_wrote.is_some_and(|at| at.elapsed() < ALONE) { BUSY_STRETCH } else { LONE_STRETCH }
 }
 
 /// Why nothing of a transaction was kept.
@@ -310,7 +318,9 @@ fn number(conn: &Connection, touched: &BTreeSet<RunId>) -> Result<u64> {
     let change: i64 = conn
         .prepare_cached("SELECT coalesce(max(change), 0) + 1 FROM changes")?
         .query_row([], |r| r.get(0))?;
-    let mut put = conn.prepare_cached("INSERT OR REPLACE INTO changes (run, change) VALUES (?1, ?2)")?;
+    let mut put = conn.prepare_cached(
+        "INSERT INTO changes (run, change) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET change = excluded.change",
+    )?;
     for run in touched {
         put.execute((run.as_str(), change))?;
     }
