@@ -1,6 +1,7 @@
 //! Forkyard's chores: `cargo xtask setup | test | vm | web | tidy | codegen | soak | bench`.
 
 mod codegen;
+mod engine;
 mod report;
 mod scenarios;
 mod setup;

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use crate::engine::Engine;
 use crate::scenarios::{Kind, Program, SCENARIOS, Scenario};
 use crate::steps::{cargo, seconds, target_dir};
 use crate::{setup, test};
@@ -58,6 +59,13 @@ fn one(s: &Scenario) -> Result<(String, bool)> {
     let mut command = command(&s.program)?;
     test::test_env(&mut command, "full");
     command.stdout(Stdio::piped());
+    let engine = match s.program {
+        Program::BesideDocker(_) => Engine::start()?,
+        Program::Cargo(_) | Program::Example(..) => None,
+    };
+    if let Some(engine) = &engine {
+        command.env("DOCKER_HOST", engine.host());
+    }
     println!("· {}: {}", s.name, crate::steps::shown(&command));
     let started = Instant::now();
     let mut child = command.spawn().with_context(|| s.name.to_string())?;
@@ -91,7 +99,7 @@ fn command(program: &Program) -> Result<Command> {
             return Ok(command);
         }
         Program::Example(name, args) => (PathBuf::from("examples").join(name), args),
-        Program::Forkyard(args) => (PathBuf::from("forkyard"), args),
+        Program::BesideDocker(args) => (PathBuf::from("forkyard"), args),
     };
     let build = [
         "build",
@@ -117,7 +125,7 @@ fn line(program: &Program) -> String {
     match program {
         Program::Cargo(args) => format!("cargo {}", args.join(" ")),
         Program::Example(name, args) => format!("target/release/examples/{name} {}", args.join(" ")),
-        Program::Forkyard(args) => format!("target/release/forkyard {}", args.join(" ")),
+        Program::BesideDocker(args) => format!("target/release/forkyard {}", args.join(" ")),
     }
     .trim_end()
     .to_string()

@@ -13,8 +13,8 @@ pub enum Program {
     Cargo(&'static [&'static str]),
     /// An example of any crate, built for release.
     Example(&'static str, &'static [&'static str]),
-    /// `forkyard` itself, built for release.
-    Forkyard(&'static [&'static str]),
+    /// `forkyard` itself, built for release, with a Docker engine to compare with.
+    BesideDocker(&'static [&'static str]),
 }
 
 pub struct Scenario {
@@ -67,7 +67,7 @@ pub const SCENARIOS: &[Scenario] = &[
         kind: Kind::Bench,
         name: "sandbox",
         shows: "local sandboxes beside bubblewrap, Docker and a plain spawn, as root and as an ordinary user; 100 at once, 1,000 alive",
-        program: Program::Forkyard(&["bench", "sandbox", "--markdown"]),
+        program: Program::BesideDocker(&["bench", "sandbox", "--markdown"]),
     },
     Scenario {
         kind: Kind::Bench,
