@@ -22,6 +22,12 @@ text = "I wait."
 tools = [{ name = "Bash", input = { command = "sleep 600" } }]
 `;
 
+async function sound(page, where) {
+  const { violations } = await page.evaluate(`${axe}; axe.run(document, { resultTypes: ["violations"] })`);
+  const bad = violations.filter((v) => ["serious", "critical"].includes(v.impact));
+  assert.deepEqual(bad.map((v) => `${v.id}: ${v.help}: ${v.nodes.map((n) => `${n.html.slice(0, 160)} ${n.failureSummary}`).join(" | ")}`), [], where);
+}
+
 await scenario(async (w) => {
   w.commit({ "a.txt": "one\n" });
   await w.serve();
@@ -66,11 +72,16 @@ await scenario(async (w) => {
     run: `/runs/${done.id}`,
     timeline: `/runs/${done.id}?tab=timeline`,
     files: `/runs/${done.id}?tab=files`,
+    prompt: `/runs/${done.id}?tab=prompt`,
+    "nothing found": "/?q=nothing-has-this",
     live: `/runs/${live.id}`,
     fork: `/runs/${done.id}/forks/0`,
     changes: `/runs/${done.id}/forks/0?tab=changes`,
     terminal: `/runs/${done.id}/forks/0?tab=terminal`,
     "live fork": `/runs/${live.id}/forks/0`,
+    details: `/runs/${live.id}/forks/0?tab=details`,
+    "past": `/runs/${done.id}/forks/0?at=5`,
+    "nothing to compare": `/runs/${live.id}/compare`,
     compare: `/runs/${done.id}/compare?forks=0,1`,
     sandboxes: "/sandboxes",
     sandbox: `/sandboxes/${box.id}`,
@@ -85,14 +96,25 @@ await scenario(async (w) => {
       await page.goto(w.url + path);
       await page.locator("h1").first().waitFor();
       await page.waitForTimeout(300);
-      const { violations } = await page.evaluate(`${axe}; axe.run(document, { resultTypes: ["violations"] })`);
-      const bad = violations.filter((v) => ["serious", "critical"].includes(v.impact));
-      assert.deepEqual(bad.map((v) => `${v.id}: ${v.help}: ${v.nodes.map((n) => `${n.html.slice(0, 160)} ${n.failureSummary}`).join(" | ")}`), [], `${name}, ${theme}`);
+      await sound(page, `${name}, ${theme}`);
       const wide = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
       assert.ok(wide <= 0, `${name} is ${wide} px wider than a ${viewport.width} px screen`);
     }
+    // What stands over a page.
+    await page.goto(`${w.url}/runs/${live.id}`);
+    await page.getByRole("button", { name: "Add forks" }).click();
+    await page.getByRole("dialog", { name: "Add forks" }).waitFor();
+    await sound(page, `add forks, ${theme}`);
+    await page.keyboard.press("Escape");
+    await page.keyboard.press("?");
+    await page.getByRole("dialog", { name: "Keyboard" }).waitFor();
+    await sound(page, `keys, ${theme}`);
     await page.clean();
   }
+  await stranger.goto(`${w.url}/`);
+  await stranger.getByRole("button", { name: "Log out" }).click();
+  await stranger.getByRole("heading", { name: "Log in" }).waitFor();
+  await sound(stranger, "login");
 
   // By keyboard alone: to a run, to its fork, to the next one, to the help and back.
   const page = await w.page();
@@ -100,11 +122,20 @@ await scenario(async (w) => {
   await page.getByRole("row").nth(2).waitFor();
   await page.keyboard.press("/");
   await page.keyboard.type(done.id);
+  await page.getByRole("row").nth(2).waitFor({ state: "detached" });
   await page.keyboard.press("Escape");
   await page.keyboard.press("j");
   await page.keyboard.press("Enter");
   await page.waitForURL(`**/runs/${done.id}`);
+  // Another page is begun at its beginning, and said.
+  await page.waitForFunction(() => document.activeElement?.id === "main");
+  await page.locator("[aria-live=polite]", { hasText: /Do the task.* · Forkyard/ }).first().waitFor({ state: "attached" });
   await page.getByRole("link", { name: "Fork 0" }).first().waitFor();
+  await page.getByRole("tab", { name: "Forks" }).focus();
+  for (const [key, tab] of [["ArrowRight", "Timeline"], ["End", "Prompt"], ["ArrowRight", "Forks"], ["ArrowLeft", "Prompt"], ["Home", "Forks"]]) {
+    await page.keyboard.press(key);
+    await page.waitForFunction((name) => document.activeElement?.getAttribute("role") === "tab" && document.activeElement.textContent.trim().startsWith(name), tab);
+  }
   await page.keyboard.press("j");
   await page.keyboard.press("Enter");
   await page.waitForURL("**/forks/0");
@@ -114,6 +145,55 @@ await scenario(async (w) => {
   await page.getByRole("feed").getByText("Done.").waitFor();
   await page.keyboard.press("j");
   await page.waitForFunction(() => document.activeElement?.getAttribute("role") === "article");
+  await page.keyboard.press("[");
+  await page.waitForURL("**/forks/0");
+  // To the command that failed, unfolded and folded again; then the same in the terminal, and the files of its changes.
+  await page.getByRole("feed").getByText("echo hi; false").waitFor();
+  const folded = page.getByRole("article").filter({ hasText: "echo hi; false" }).getByRole("button").first();
+  for (let i = 0; i < 30 && !(await folded.evaluate((b) => b.closest("[role=article]") === document.activeElement)); i++) await page.keyboard.press("j");
+  await page.keyboard.press("o");
+  await page.waitForFunction(() => document.activeElement?.querySelector("[aria-expanded=true]"));
+  await page.keyboard.press("o");
+  await page.waitForFunction(() => document.activeElement?.querySelector("[aria-expanded=false]"));
+  await page.getByRole("tab", { name: "Terminal" }).click();
+  await page.keyboard.press("j");
+  await page.waitForFunction(() => document.activeElement?.getAttribute("role") === "article");
+  await page.getByRole("tab", { name: "Changes" }).click();
+  await page.getByRole("region", { name: "Changes of a.txt" }).waitFor();
+  await page.keyboard.press("j");
+  await page.waitForFunction(() => document.activeElement?.tagName === "SUMMARY");
+  // The slider by its own keys; where it stands is in the address, and the address leads there.
+  await page.getByRole("slider", { name: "Point of the session" }).focus();
+  await page.keyboard.press("Home");
+  await page.waitForURL(/[?&]at=0/);
+  await page.keyboard.press("ArrowRight");
+  await page.waitForURL(/[?&]at=1/);
+  await page.goto(`${w.url}/runs/${done.id}/forks/0?at=3`);
+  await page.waitForFunction(() => document.querySelector("input[type=range]")?.value === "3");
+  // A link to an event of a tool leads to its card.
+  await page.goto(`${w.url}/runs/${done.id}/forks/0`);
+  const link = await page.getByRole("article").filter({ hasText: "echo hi; false" }).getByRole("link").getAttribute("href");
+  await page.goto("about:blank");
+  await page.goto(`${w.url}/runs/${done.id}/forks/0${link}`);
+  await page.waitForFunction(() => document.activeElement?.textContent?.includes("echo hi; false"));
+  // What is compared, which file, and what is taken.
+  await page.goto(`${w.url}/runs/${done.id}/compare?forks=0,1&file=a.txt&take=1`);
+  await page.getByText(`forkyard apply ${done.id}/1`).waitFor();
+  assert.equal(await page.getByRole("combobox", { name: "Fork to take" }).inputValue(), "1");
+  await page.goto(`${w.url}/new?prompt=Do%20it&repo=%2Ftmp%2Fx&forks=7`);
+  await page.getByText("forkyard fork /tmp/x -p 'Do it' -f 7").waitFor();
+  // The shell takes every key but one.
+  await page.goto(`${w.url}/sandboxes/${box.id}?tab=shell`);
+  await page.waitForFunction(() => document.activeElement?.closest(".xterm"));
+  await page.keyboard.press("Tab");
+  await page.waitForFunction(() => document.activeElement?.closest(".xterm"));
+  await page.keyboard.press("F6");
+  await page.waitForFunction(() => document.activeElement?.id === "tab-shell");
+  // Nothing yet is said, not shown as nothing.
+  for (const [at, words] of [["compare", "No fork has a result yet"], ["?tab=files", "as soon as the first fork's work is collected"], ["forks/0?tab=changes", /No |nothing|yet/i]]) {
+    await page.goto(`${w.url}/runs/${live.id}${at.startsWith("?") ? at : `/${at}`}`);
+    await page.getByText(words).first().waitFor();
+  }
   await page.keyboard.press("?");
   await page.getByRole("dialog", { name: "Keyboard" }).waitFor();
   await page.keyboard.press("Escape");
@@ -121,6 +201,9 @@ await scenario(async (w) => {
   await page.keyboard.press("h");
   await page.getByRole("heading", { name: "Health" }).waitFor();
   await page.getByText("Runs will work here").waitFor();
+  const { version } = await w.api("/about");
+  await page.locator("dl div", { hasText: "Version" }).getByText(version).waitFor();
+  await page.locator("dl div", { hasText: "Forks" }).getByText(/at most \d+, \d+ at once/).waitFor();
   await page.keyboard.press("t");
   assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "light");
   await page.clean();

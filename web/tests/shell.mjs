@@ -1,6 +1,6 @@
 /** A sandbox in the browser: its figures, its files, a shell in it. */
 
-import { scenario } from "./harness.mjs";
+import { assert, scenario } from "./harness.mjs";
 
 await scenario(async (w) => {
   w.commit({ "a.txt": "one\n" });
@@ -14,6 +14,21 @@ await scenario(async (w) => {
   await page.getByRole("img", { name: /^CPU: / }).locator("canvas").waitFor();
   await page.getByText("An empty folder.").waitFor();
 
+  // What it used before a page was opened is on the page from its first moment.
+  const samples = async () => (await w.api(`/sandboxes/${id}/stats/history`)).samples;
+  await w.until(`/sandboxes/${id}/stats/history`, (h) => h.samples.length >= 3);
+  const late = await w.page();
+  const [history] = await Promise.all([late.waitForResponse((r) => r.url().includes("/stats/history")), late.goto(`${w.url}/sandboxes/${id}`)]);
+  const known = (await history.json()).samples.length;
+  assert.ok(known >= 3 && known <= (await samples()).length, `${known} samples`);
+  await late.getByRole("img", { name: /^CPU: / }).locator("canvas").waitFor();
+  await late.clean();
+  await late.context().close();
+  // The list has the figures of all.
+  await page.goto(`${w.url}/sandboxes`);
+  await page.getByRole("row", { name: new RegExp(id) }).getByText(/^\d+ %$/).waitFor();
+  await page.goto(`${w.url}/sandboxes/${id}`);
+
   await page.getByRole("tab", { name: "Shell" }).click();
   const shell = page.getByRole("application", { name: `Shell in sandbox ${id}` });
   await shell.locator(".xterm-rows").waitFor();
@@ -24,6 +39,11 @@ await scenario(async (w) => {
   await page.waitForFunction(() => document.querySelector(".xterm-rows")?.textContent?.includes("pi <i>x</i> ca"));
   // The terminal has the size of what one sees.
   await page.waitForFunction(() => /\b[2-9]\d \d{2,3}\b/.test(document.querySelector(".xterm-rows")?.innerText ?? ""));
+  // What steers a terminal steers this one, and nothing around it.
+  await page.keyboard.type("printf '\\033]0;owned\\007<b>bo'; echo 'ld</b>'\n");
+  await page.waitForFunction(() => document.querySelector(".xterm-rows")?.textContent?.includes("<b>bold</b>"));
+  assert.match(await page.title(), /Forkyard$/);
+  assert.equal(await page.locator("main b").count(), 0);
   await page.keyboard.type("exit 3\n");
   await page.getByText("The shell ended with exit code 3.").waitFor();
 

@@ -26,8 +26,18 @@ await scenario(async (w) => {
   await w.ended(first.id);
   const failed = await w.run(w.model("bad", "name = 'x'\n[[turn]]\ntext = 'I can not do that.'\n"), { ...more, prompt: "Port roman.sh to awk", setup: "exit 1" });
   await w.ended(failed.id);
+  for (const prompt of ["Print an error for numbers that are not whole", "Make the tests print only what failed"]) {
+    const made = await w.run(w.model("demo", script), { prompt, forks: 2, verify: "sh tests/run.sh", budget_usd: 1 });
+    await w.ended(made.id);
+  }
+  const given = await w.run(w.model("slow", slow), { ...more, prompt: "Rewrite the converter as a table" });
+  await w.until(`/runs/${given.id}/events?types=agent.file_edited`, (e) => e.events.length >= 1);
+  await w.api(`/runs/${given.id}/cancel`, null, "POST");
+  await w.ended(given.id);
   const box = await w.api("/sandboxes", { id: "tryout" });
   await w.api(`/sandboxes/${box.id}/exec`, { command: ["/bin/sh", "-c", "mkdir src && echo 'fn main() {}' > src/main.rs && echo '# Notes' > README.md"] });
+  // Something to see in its charts.
+  const busy = w.api(`/sandboxes/${box.id}/exec`, { command: ["/bin/sh", "-c", "for n in 1 2 3 4 5 6; do timeout $n sh -c 'while :; do :; done'; head -c 40000000 /dev/zero | tail -c 1000000 > /tmp/$n; sleep 2; done"], timeout_ms: 120_000 });
   const live = await w.run(w.model("slow", slow), { ...more, prompt: "Support numbers up to 3999 in roman.sh, with tests", forks: 3, max_concurrent: 2 });
   await w.until(`/runs/${live.id}/events?types=agent.file_edited`, (e) => e.events.length >= 2);
   const views = [
@@ -68,7 +78,8 @@ await scenario(async (w) => {
       for (const [name, path] of views) {
         await page.goto(w.url + path);
         await page.locator("h1").first().waitFor();
-        await page.waitForTimeout(name === "health" ? 2500 : name.startsWith("fork-live") || name === "sandbox" ? 5000 : 1000);
+        await page.waitForTimeout(name.startsWith("fork-live") || name === "sandbox" ? 3000 : 1000);
+        await page.waitForFunction(() => !/Loading…|Asking…|it takes a moment/.test(document.body.innerText));
         if (name === "shell") {
           await page.keyboard.type("ls -la && uname -r\n");
           await page.waitForTimeout(800);
@@ -78,6 +89,7 @@ await scenario(async (w) => {
       await page.context().close();
     }
   }
+  await busy;
   const page = await (await w.chromium.newContext({ viewport: { width: 1280, height: 800 } })).newPage();
   await page.goto(w.url);
   await page.getByRole("heading", { name: "Log in" }).waitFor();

@@ -22,7 +22,8 @@ text = "I wait."
 tools = [{ name = "Bash", input = { command = "printf '\\\\033[31mred\\\\033[0m\\\\n'; while ! [ -e /tmp/go ]; do sleep 0.1; done" } }]
 [[turn]]
 when = { message = "Say banana" }
-text = "You asked for it: banana."
+text = "You asked for it: banana. I say so slowly, one word after the other, so that one can read along while I write it down."
+word_ms = 150
 tools = [{ name = "Bash", input = { command = "echo banana >> notes.txt; sleep 600" } }]
 [[turn]]
 when = { message = "Stop that" }
@@ -34,6 +35,16 @@ await scenario(async (w) => {
   const model = w.model("steered", MODEL);
   await w.serve();
   const page = await w.page();
+
+  // Somebody else looks at the list all the while, and never asks for it again.
+  const list = await w.page();
+  const row = list.locator("tbody tr").first();
+  const loads = [];
+  list.on("request", (request) => {
+    if (/\/api\/v1\/runs\?.*limit=100/.test(request.url())) loads.push(request.url());
+  });
+  await list.getByRole("heading", { name: "No runs yet" }).waitFor();
+  loads.length = 0;
 
   // Nothing is here yet, and the page says what to do.
   await page.getByRole("heading", { name: "No runs yet" }).waitFor();
@@ -68,6 +79,8 @@ await scenario(async (w) => {
   await card(0).getByText("Working").waitFor();
   await card(0).getByText(/Bash|I wait/).first().waitFor();
   await page.getByRole("meter", { name: "Spent of the budget" }).waitFor();
+  await row.getByText("Running").waitFor();
+  await row.getByRole("img", { name: "1 done, 0 failed, 1 at work, 0 waiting" }).waitFor();
 
   // The fork: what it said, its tools in one card each, the file that it changed with a diff.
   await card(0).getByRole("link").click();
@@ -86,6 +99,9 @@ await scenario(async (w) => {
   await page.getByText("Sent: the agent reads it").waitFor();
   const { sandbox_id } = await w.api(`/runs/${run}/forks/0`);
   await w.api(`/sandboxes/${sandbox_id}/exec`, { command: ["touch", "/tmp/go"] });
+  // Its answer is read while it is written.
+  await page.getByRole("log", { name: "What the agent says right now" }).getByText("You asked for it").waitFor();
+  assert.equal(await feed.getByText("You asked for it").count(), 0);
   await feed.getByText("You asked for it: banana.").waitFor();
   await feed.locator(".t-f1", { hasText: "red" }).first().waitFor();
   const sleeping = feed.getByRole("article").filter({ hasText: "sleep 600" });
@@ -93,11 +109,22 @@ await scenario(async (w) => {
   const events = (await w.api(`/runs/${run}/events?fork=0&types=agent.message_injected`)).events;
   assert.equal(events.length, 1);
 
+  // Beside it: what its sandbox uses, its git, its checkpoints, each of which leads to its moment.
+  const details = page.getByRole("complementary", { name: "Details" });
+  for (const name of [/^CPU: /, /^Memory: /]) await details.getByRole("img", { name }).locator("canvas").waitFor();
+  await details.getByRole("button", { name: "Ask" }).click();
+  await details.getByText("M notes.txt").waitFor();
+  await details.getByRole("button", { name: /^turn \d+/ }).first().click();
+  await page.waitForURL(/[?&]at=\d+/);
+  assert.equal(await feed.getByText("You asked for it").count(), 0);
+  await page.getByRole("button", { name: "Now", exact: true }).click();
+
   // Pause and resume: heeded by the run, and seen here.
   await page.getByRole("link", { name: run, exact: true }).click();
   await page.getByRole("button", { name: "Pause" }).click();
   await page.getByText("Paused", { exact: true }).first().waitFor();
   await w.until(`/runs/${run}`, (r) => r.paused === true);
+  await row.getByText("Paused").waitFor();
   await page.getByRole("button", { name: "Resume" }).click();
   await page.getByRole("button", { name: "Pause" }).waitFor();
 
@@ -117,12 +144,19 @@ await scenario(async (w) => {
   await feed.getByText("Ended: success").waitFor();
   await page.getByText("Not verified").first().waitFor();
 
+  // A call and its end are one card; that somebody is there is no news.
+  assert.equal(await feed.getByRole("article").filter({ hasText: "sleep 600" }).count(), 1);
+  assert.equal(await feed.getByText(/heartbeat/i).count(), 0);
+
   // The result's own diff.
   await page.getByRole("tab", { name: /Changes/ }).click();
   await page.getByRole("region", { name: "Changes of notes.txt" }).getByText("banana").waitFor();
 
   // The run: ranking with reasons, files by forks, timeline.
   await w.ended(run);
+  await row.getByText("Done", { exact: true }).waitFor();
+  assert.deepEqual(loads, []);
+  await list.clean();
   await page.goto(`${w.url}/runs/${run}`);
   const ranking = page.locator("section").filter({ has: page.getByRole("heading", { name: "Ranking" }) });
   await ranking.getByText(/^verified/).waitFor();

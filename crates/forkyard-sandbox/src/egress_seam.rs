@@ -33,6 +33,11 @@ pub trait EgressFactory: Send + Sync {
         bytes_per_s: Option<u64>,
         listener: TcpListener,
     ) -> Result<Box<dyn EgressHandle>>;
+
+    /// What has passed the proxies of this sandbox that serve now; None if there is none here.
+    fn counters(&self, _sandbox: &SandboxId) -> Option<EgressCounters> {
+        None
+    }
 }
 
 /// A running proxy. Dropping it ends its connections; the listener inside stays, for the next owner.

@@ -9,7 +9,28 @@ use std::sync::Arc;
 use tokio::io::AsyncRead;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Achieved, Capabilities, Exec, ExecRequest, Labels, Limits, ProviderKind, Result, SandboxSpec};
+use crate::{
+    Achieved, Capabilities, Exec, ExecRequest, Labels, Limits, NetworkSpec, ProviderKind, Result, SandboxSpec,
+};
+
+/// In whose place somebody connects to a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tie {
+    Owner,
+    Beside,
+    Onlooker,
+}
+
+impl Tie {
+    /// Does this connection offer the sandbox its way out?
+    pub(crate) fn serves(self, network: &NetworkSpec) -> bool {
+        match self {
+            Tie::Owner => true,
+            Tie::Beside => !network.internal,
+            Tie::Onlooker => false,
+        }
+    }
+}
 
 /// Makes, finds and ends sandboxes.
 #[async_trait]
@@ -26,6 +47,12 @@ pub trait Provider: Send + Sync {
     /// that came by it would end with it.
     async fn attach_beside(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
         self.attach(id, attempt).await
+    }
+
+    /// Connects to look: for figures and files. It never offers a proxy, so nothing inside comes to depend on it, however
+    /// long it is held.
+    async fn observe(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.attach_beside(id, attempt).await
     }
 
     /// Those that carry all the given labels.

@@ -11,6 +11,7 @@ pub mod chores;
 pub mod dto;
 pub mod error;
 mod extract;
+mod figures;
 pub mod inside;
 mod listen;
 mod page;
@@ -44,6 +45,7 @@ pub use listen::{Tls, serve};
 
 use access::{LoginCodes, Needs};
 use error::{ApiError, Code, Result};
+use figures::Figures;
 use inside::Inside;
 use stream::Feeds;
 
@@ -87,6 +89,7 @@ struct Inner {
     openapi: Bytes,
     codes: LoginCodes,
     feeds: Feeds,
+    figures: Figures,
     doctor: Option<routes::Doctor>,
 }
 
@@ -102,7 +105,13 @@ impl App {
         let needs = Needs::read(&described).unwrap_or_else(|e| panic!("{e}"));
         let feeds = Feeds::new(parts.store.clone());
         let openapi = Bytes::from(described.to_string());
-        App(Arc::new(Inner { parts, needs, openapi, codes: LoginCodes::default(), feeds, doctor }))
+        let (codes, figures) = (LoginCodes::default(), Figures::default());
+        App(Arc::new(Inner { parts, needs, openapi, codes, feeds, figures, doctor }))
+    }
+
+    /// Remembers what the machine's sandboxes use, for as long as it is waited for.
+    pub async fn keep_figures(&self) {
+        self.figures().keep(&self.parts().sandboxes, &self.parts().clock).await;
     }
 
     pub fn router(&self) -> Router {
@@ -145,6 +154,9 @@ impl App {
     }
     pub(crate) fn doctor(&self) -> Option<routes::Doctor> {
         self.0.doctor.clone()
+    }
+    pub(crate) fn figures(&self) -> &Figures {
+        &self.0.figures
     }
     pub(crate) fn feeds(&self) -> &Feeds {
         &self.0.feeds

@@ -59,7 +59,9 @@ macro_rules! conformance {
                 forks_have_limits_of_their_own, a_paused_run_reserves_nothing, a_stale_attempt_reserves_nothing,
                 a_new_attempt_closes_what_was_open, closed_reservations_stay_closed, steps_can_be_repeated,
                 limits_follow_the_view, no_budget_still_meters, a_paused_run_sends_nothing, an_ended_fork_holds_no_money;
-            views: views_are_written_and_read, runs_are_listed_newest_first, sandboxes_are_found_by_state,
+            views: views_are_written_and_read, runs_are_listed_newest_first, runs_are_found_by_words,
+                runs_are_found_by_how_they_ended, runs_are_counted, credentials_are_not_found,
+                followers_hear_which_runs_changed, sandboxes_are_found_by_state,
                 blobs_are_kept, only_ended_runs_are_deleted, deleting_takes_all_of_a_run, watchers_hear_of_everything,
                 watchers_of_one_run_sleep_through_others, a_store_has_an_identity, journal_length_counts_all_attempts;
             access: tokens_are_kept_and_revoked, old_sessions_are_forgotten, deeds_are_read_newest_first;

@@ -7,11 +7,12 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use forkyard_core::RunId;
 use tokio::sync::watch;
 
-use crate::Watch;
+use crate::{Changes, Followers, Watch};
 
 #[derive(Default)]
 pub(crate) struct Hub {
     watchers: Mutex<Watchers>,
+    followers: Followers,
     /// Signalled when somebody begins to watch, and at the end.
     begun: Condvar,
 }
@@ -67,8 +68,31 @@ impl Hub {
         Watch::new(receiver)
     }
 
+    pub(crate) fn follow(&self) -> Changes {
+        let changes = self.followers.follow();
+        // Under the lock, or whoever is about to wait misses it.
+        let _watchers = self.lock();
+        self.begun.notify_all();
+        changes
+    }
+
+    pub(crate) fn is_followed(&self) -> bool {
+        !self.followers.is_empty()
+    }
+
+    /// Something of `run` changed, or may have: for those who follow all of them.
+    pub(crate) fn tell_followers(&self, run: &RunId) {
+        self.followers.tell(run);
+    }
+
+    /// Runs are gone, and nobody knows which.
+    pub(crate) fn tell_any(&self) {
+        self.followers.tell_any();
+    }
+
     /// Change number `change` of the store touched `run`.
     pub(crate) fn changed(&self, run: &RunId, change: u64) {
+        self.followers.tell(run);
         let watchers = self.lock();
         if let Some(sender) = watchers.runs.get(run) {
             raise(sender, change);
@@ -78,6 +102,7 @@ impl Hub {
 
     /// `run` is at its change number `change`; 0: it has none.
     pub(crate) fn heard(&self, run: &RunId, change: u64) {
+        self.followers.tell(run);
         let watchers = self.lock();
         match watchers.runs.get(run) {
             Some(sender) if change == 0 => sender.send_modify(|seen| *seen = 0),
@@ -107,6 +132,7 @@ impl Hub {
 
     /// Something may have changed, and nobody knows what.
     pub(crate) fn wake_all(&self) {
+        self.followers.tell_any();
         let watchers = self.lock();
         for sender in watchers.runs.values().chain([&watchers.any]) {
             sender.send_modify(|_| ());
@@ -116,7 +142,7 @@ impl Hub {
     /// Blocks while nobody watches. False at the end.
     pub(crate) fn wait_for_watchers(&self) -> bool {
         let mut watchers = self.lock();
-        while !watchers.closed && !watchers.watched() {
+        while !watchers.closed && !watchers.watched() && self.followers.is_empty() {
             watchers = self.begun.wait(watchers).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
         !watchers.closed

@@ -11,6 +11,7 @@
 //!   to P can never miss a later commit with a smaller number.
 
 pub mod access;
+mod changes;
 pub mod check;
 mod codec;
 #[cfg(feature = "conformance")]
@@ -20,6 +21,7 @@ mod hub;
 mod open;
 pub mod postgres;
 mod reservation;
+mod search;
 pub mod sqlite;
 mod types;
 
@@ -31,8 +33,10 @@ use forkyard_core::view::{ForkView, RunView, SandboxView};
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Timestamp, Usd};
 
 pub use access::{AuditEntry, AuditQuery, Deed, Scope, Token};
+pub use changes::{Changed, Changes, Followers};
 pub use error::StoreError;
 pub use open::open;
+pub use search::{MAX_SEARCH_BYTES, MAX_WORDS, Words};
 pub use types::*;
 
 pub type Result<T, E = StoreError> = std::result::Result<T, E>;
@@ -131,6 +135,8 @@ pub trait Views {
     async fn run(&self, run: &RunId) -> Result<Option<RunView>>;
     /// Newest first.
     async fn runs(&self, query: &RunQuery) -> Result<Vec<RunView>>;
+    /// All runs in which these words occur, by how they are.
+    async fn count_runs(&self, words: &Words) -> Result<RunCounts>;
     async fn forks(&self, run: &RunId) -> Result<Vec<ForkView>>;
     async fn fork(&self, run: &RunId, fork: ForkNum) -> Result<Option<ForkView>>;
     async fn sandboxes(&self, query: &SandboxQuery) -> Result<Vec<SandboxView>>;
@@ -152,6 +158,8 @@ pub trait Views {
     /// Wakes when something of the run (or of any run, if None) may have changed: events, commands, messages, money,
     /// by this or another process. Coalesces, may wake for nothing, never misses.
     fn watch(&self, run: Option<&RunId>) -> Watch;
+    /// Says which runs may have changed since this call, by this or another process. Never misses.
+    fn changes(&self) -> Changes;
 
     /// A name of this store: workers that share it share runs.
     async fn identity(&self) -> Result<String>;

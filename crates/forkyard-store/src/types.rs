@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forkyard_core::view::View;
+use forkyard_core::view::{RunOutcome, View};
 use forkyard_core::{Attempt, ForkNum, HostId, RunId, SandboxId, Timestamp, Usd};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{Notify, watch};
+
+use crate::Words;
 
 /// Largest stored event, command or message, as JSON text. Transcripts are split by turn, files go to blobs.
 pub const MAX_DATA_BYTES: usize = 16 << 20;
@@ -221,9 +223,22 @@ pub enum Sending {
 pub struct RunQuery {
     /// Only those that have not ended.
     pub live: bool,
+    /// Only those that ended in one of these ways; empty: all.
+    pub outcomes: Vec<RunOutcome>,
+    /// Only those in which these words occur.
+    pub words: Words,
     /// Older than this one (a cursor).
     pub before: Option<(Timestamp, RunId)>,
     pub limit: usize,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RunCounts {
+    pub all: u64,
+    pub live: u64,
+    pub success: u64,
+    pub failed: u64,
+    pub cancelled: u64,
 }
 
 #[derive(Debug, Clone, Default)]

@@ -67,6 +67,7 @@ struct Data {
 struct Watchers {
     any: Arc<Bell>,
     runs: BTreeMap<RunId, Arc<Bell>>,
+    followers: Followers,
 }
 
 pub struct MemStore {
@@ -119,6 +120,7 @@ impl MemStore {
         for bell in watchers.runs.get(run).into_iter().chain([&watchers.any]) {
             bell.ring();
         }
+        watchers.followers.tell(run);
     }
     /// Is `mine` the attempt that may write?
     fn fence(&self, mine: Attempt, current: Attempt) -> Result<()> {
@@ -594,12 +596,20 @@ impl Views for MemStore {
     }
     async fn runs(&self, q: &RunQuery) -> Result<Vec<RunView>> {
         self.with(|d| {
-            let mut found: Vec<RunView> =
-                d.runs.values().filter(|r| !q.live || r.is_live()).filter_map(|r| r.view.clone()).collect();
+            let views = d.runs.values().filter_map(|r| r.view.as_ref());
+            let mut found: Vec<RunView> = views.filter(|v| q.wants(v)).cloned().collect();
             found.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
             found.retain(|v| q.before.as_ref().is_none_or(|(at, id)| (v.created_at, &v.id) < (*at, id)));
             found.truncate(bound(q.limit));
             Ok(found)
+        })
+    }
+    async fn count_runs(&self, words: &Words) -> Result<RunCounts> {
+        self.with(|d| {
+            let mut counts = RunCounts::default();
+            let views = d.runs.values().filter_map(|r| r.view.as_ref());
+            views.filter(|v| words.occur_in(v)).for_each(|v| counts.add_run(v));
+            Ok(counts)
         })
     }
     async fn forks(&self, run: &RunId) -> Result<Vec<ForkView>> {
@@ -689,6 +699,9 @@ impl Views for MemStore {
             None => watchers.any.watch(),
             Some(run) => watchers.runs.entry(run.clone()).or_default().watch(),
         }
+    }
+    fn changes(&self) -> Changes {
+        lock(&self.watchers).followers.follow()
     }
     async fn identity(&self) -> Result<String> {
         Ok(self.identity.clone())

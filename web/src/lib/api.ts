@@ -1,7 +1,7 @@
 /** The server's API: one function a method, errors with what to do about them. */
 
 import type { Code, ErrorBody, WrongField } from "../api/schema";
-import { net, session } from "./state.svelte";
+import { net, notes, session } from "./state.svelte";
 
 export class ApiError extends Error {
   constructor(
@@ -78,4 +78,13 @@ export function query(values: Record<string, string | number | boolean | null | 
 /** A key that nobody else uses. */
 export function uniqueKey(): string {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, "0")).join("");
+}
+
+export async function logout() {
+  try {
+    await send("/session", { method: "DELETE" });
+    session.end("You are logged out.");
+  } catch (e) {
+    notes.fail(e);
+  }
 }

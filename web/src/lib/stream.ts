@@ -1,11 +1,11 @@
 /**
- * A run's events as they happen. Every event has a position; what was seen is asked for no more, so after a lost
- * connection or a restarted server nothing is missing and nothing comes twice.
+ * What happens, as it happens: a run's events, or the runs themselves. Every event has a position; what was seen is asked
+ * for no more, so after a lost connection or a restarted server nothing is missing and nothing comes twice.
  *
  * A page that nobody looks at lets go of its connection (browsers have six for a server) and catches up when it is seen.
  */
 
-import type { Event } from "../api/schema";
+import type { Event, Run } from "../api/schema";
 import { address, failure, query } from "./api";
 import { net, session } from "./state.svelte";
 
@@ -29,22 +29,46 @@ const SILENCE_MS = 40_000;
 const HIDDEN_MS = 30_000;
 
 export function follow(wanted: Wanted, listener: Listener): () => void {
-  const stream = new Stream(wanted, listener);
+  const stream = new RunEvents(wanted, listener);
   return () => stream.stop();
 }
 
-class Stream {
-  #last: number;
+export type RunsListener = {
+  /** The list should be read (again): what follows is what changes after that. */
+  again(): void;
+  run(run: Run): void;
+  /** It is none of those that are asked for any more, or is gone. */
+  gone(id: string): void;
+  /** Nothing is heard until `again` comes. */
+  lost(): void;
+};
+
+/** The runs that are asked for, as they change. */
+export function followRuns(wanted: Record<string, string | boolean | null>, listener: RunsListener): () => void {
+  const stream = new RunsNews(wanted, listener);
+  return () => stream.stop();
+}
+
+type Message = { name: string; data: string };
+
+/** One connection, made again whenever it is lost. */
+abstract class Stream {
   #stopped = false;
   #abort = new AbortController();
   #wake: (() => void) | null = null;
   #hidden: ReturnType<typeof setTimeout> | undefined;
 
-  constructor(
-    private wanted: Wanted,
-    private listener: Listener,
-  ) {
-    this.#last = wanted.after ?? 0;
+  protected abstract path(): string;
+  protected headers(): Record<string, string> {
+    return {};
+  }
+  /** Messages that came together. True: that was all, for ever. */
+  protected abstract told(messages: Message[]): boolean;
+  /** There is nothing to be told, now or later. */
+  protected over(): void {}
+  protected lost(): void {}
+
+  protected start() {
     document.addEventListener("visibilitychange", this.#visibility);
     addEventListener("online", this.#now);
     void this.#run();
@@ -75,7 +99,7 @@ class Stream {
         await this.#rest(null);
         continue;
       }
-      const before = this.#last;
+      this.#heard = false;
       let why = "the connection was closed";
       try {
         if (await this.#once()) {
@@ -86,15 +110,19 @@ class Stream {
         why = e instanceof Fatal ? e.message : "the server does not answer";
         if (e instanceof Fatal) {
           net.forget(this);
+          if (!this.#stopped) this.lost();
           return;
         }
       }
       if (this.#stopped) return;
+      this.lost();
       if (document.visibilityState === "visible") net.lost(why, this);
-      wait = this.#last > before ? FIRST_WAIT_MS : Math.min(wait * 2, MAX_WAIT_MS);
+      wait = this.#heard ? FIRST_WAIT_MS : Math.min(wait * 2, MAX_WAIT_MS);
       await this.#rest(wait);
     }
   }
+
+  #heard = false;
 
   #rest(ms: number | null): Promise<void> {
     return new Promise((done) => {
@@ -107,16 +135,13 @@ class Stream {
     });
   }
 
-  /** True: the run has ended and everything is told. */
+  /** True: everything is told. */
   async #once(): Promise<boolean> {
     this.#abort = new AbortController();
-    const { run, fork, types, live } = this.wanted;
-    const path = `/runs/${encodeURIComponent(run)}/events/stream${query({ fork, types, live })}`;
-    const headers: Record<string, string> = { accept: "text/event-stream" };
-    if (this.#last > 0) headers["last-event-id"] = String(this.#last);
-    const response = await fetch(address(path), { headers, signal: this.#abort.signal, credentials: "same-origin" });
+    const headers = { accept: "text/event-stream", ...this.headers() };
+    const response = await fetch(address(this.path()), { headers, signal: this.#abort.signal, credentials: "same-origin" });
     if (response.status === 204) {
-      this.listener.end?.();
+      this.over();
       return true;
     }
     if (!response.ok || !response.body) {
@@ -140,24 +165,53 @@ class Stream {
       rest += decoder.decode(value, { stream: true });
       const blocks = rest.split("\n\n");
       rest = blocks.pop() ?? "";
-      if (this.#told(blocks)) return true;
+      const messages = blocks.map(message).filter((m) => m.data !== "");
+      if (messages.length > 0) this.#heard = true;
+      if (this.told(messages)) return true;
     }
   }
+}
 
-  #told(blocks: string[]): boolean {
+function message(block: string): Message {
+  const found = { name: "", data: "" };
+  for (const field of block.split("\n")) {
+    if (field.startsWith("event: ")) found.name = field.slice(7);
+    else if (field.startsWith("data: ")) found.data += field.slice(6);
+  }
+  return found;
+}
+
+class RunEvents extends Stream {
+  #last: number;
+
+  constructor(
+    private wanted: Wanted,
+    private listener: Listener,
+  ) {
+    super();
+    this.#last = wanted.after ?? 0;
+    this.start();
+  }
+
+  protected path() {
+    const { run, fork, types, live } = this.wanted;
+    return `/runs/${encodeURIComponent(run)}/events/stream${query({ fork, types, live })}`;
+  }
+  protected override headers(): Record<string, string> {
+    return this.#last > 0 ? { "last-event-id": String(this.#last) } : {};
+  }
+  protected override over() {
+    this.listener.end?.();
+  }
+
+  protected told(messages: Message[]): boolean {
     let batch: Event[] = [];
     const flush = () => {
       if (batch.length > 0) this.listener.events(batch);
       batch = [];
     };
-    for (const block of blocks) {
-      let name = "";
-      let data = "";
-      for (const field of block.split("\n")) {
-        if (field.startsWith("event: ")) name = field.slice(7);
-        else if (field.startsWith("data: ")) data += field.slice(6);
-      }
-      if (name === "" && data !== "") {
+    for (const { name, data } of messages) {
+      if (name === "") {
         const event = JSON.parse(data) as Event;
         if (event.position <= this.#last) continue;
         this.#last = event.position;
@@ -175,6 +229,35 @@ class Stream {
       }
     }
     flush();
+    return false;
+  }
+}
+
+class RunsNews extends Stream {
+  constructor(
+    private wanted: Record<string, string | boolean | null>,
+    private listener: RunsListener,
+  ) {
+    super();
+    this.start();
+  }
+
+  protected path() {
+    return `/runs/stream${query(this.wanted)}`;
+  }
+  protected override lost() {
+    this.listener.lost();
+  }
+
+  protected told(messages: Message[]): boolean {
+    for (const { name, data } of messages) {
+      if (name === "again") this.listener.again();
+      else if (name === "") {
+        const news = JSON.parse(data) as { run: Run } | { gone: string };
+        if ("run" in news) this.listener.run(news.run);
+        else this.listener.gone(news.gone);
+      }
+    }
     return false;
   }
 }

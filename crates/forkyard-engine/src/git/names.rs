@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+pub use forkyard_core::spec::shown_url;
+
 use super::error::{GitError, Result};
 
 /// Longest branch or URL that is taken.
@@ -127,20 +129,6 @@ pub fn check_url(url: &str) -> Result<Transport> {
             Ok(Transport::Ssh)
         }
         Some(_) | None => bad("it has no transport"),
-    }
-}
-
-/// A URL without what stands before the `@`: it may be a password.
-pub fn shown_url(url: &str) -> String {
-    match url.split_once("://") {
-        Some((scheme, rest)) => {
-            let end = rest.find('/').unwrap_or(rest.len());
-            match rest[..end].rsplit_once('@') {
-                Some((_, host)) => format!("{scheme}://***@{host}{}", &rest[end..]),
-                None => url.to_string(),
-            }
-        }
-        None => url.to_string(),
     }
 }
 

@@ -32,6 +32,7 @@ use super::sandbox::DockerSandbox;
 use super::warm::WARM_LABEL;
 use super::{Inner, connect, snapshot, utf8};
 use crate::guest_client::GuestClient;
+use crate::traits::Tie;
 use crate::{
     ErrorKind, ExecRequest, Labels, ProviderKind, Result, Root, Sandbox, SandboxError, SandboxInfo,
     SandboxSpec, SandboxStatus,
@@ -122,7 +123,7 @@ impl Inner {
         }
         match self.look(id).await? {
             Found::Running | Found::Ended if !self.home.is_unfinished(id) => {
-                return self.attach(id, attempt, false).await;
+                return self.attach(id, attempt, Tie::Owner).await;
             }
             Found::Missing if !self.home.knows(id) => {}
             Found::Running | Found::Ended | Found::Unfinished | Found::Missing => self.destroy(id).await?,
@@ -341,7 +342,7 @@ impl Inner {
         self: &Arc<Self>,
         id: &SandboxId,
         attempt: Attempt,
-        beside: bool,
+        tie: Tie,
     ) -> Result<Arc<dyn Sandbox>> {
         match self.look(id).await? {
             Found::Running if self.home.is_unfinished(id) => return Err(not_found(id, "was never finished")),
@@ -360,7 +361,7 @@ impl Inner {
         if attempt > newest {
             self.home.write(&record)?;
         }
-        if beside && record.spec.network.internal {
+        if !tie.serves(&record.spec.network) {
             return Ok(DockerSandbox::new(Arc::clone(self), &record, Some(client), None));
         }
         self.finish(&record, Some(client)).await
@@ -452,7 +453,7 @@ impl Inner {
         attempt: Attempt,
     ) -> Result<Arc<dyn Sandbox>> {
         match self.look(id).await? {
-            Found::Running => return self.attach(id, attempt, false).await,
+            Found::Running => return self.attach(id, attempt, Tie::Owner).await,
             Found::Missing | Found::Unfinished => return Err(not_found(id, "does not exist")),
             Found::Ended => {}
         }

@@ -29,6 +29,7 @@ use forkyard_core::{Attempt, SandboxId, SnapshotId};
 use tokio_util::sync::CancellationToken;
 
 use self::record::Home;
+use crate::traits::Tie;
 use crate::{
     Capabilities, EgressFactory, ErrorKind, ForkCost, Labels, NetworkMode, Provider, ProviderKind, Result,
     Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo,
@@ -144,10 +145,13 @@ impl Provider for DockerProvider {
         self.inner.create(id, attempt, spec).await.map_err(|e| e.of_create(spec))
     }
     async fn attach(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
-        self.inner.attach(id, attempt, false).await
+        self.inner.attach(id, attempt, Tie::Owner).await
     }
     async fn attach_beside(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
-        self.inner.attach(id, attempt, true).await
+        self.inner.attach(id, attempt, Tie::Beside).await
+    }
+    async fn observe(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.inner.attach(id, attempt, Tie::Onlooker).await
     }
     async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>> {
         self.inner.list(labels).await

@@ -226,7 +226,12 @@ impl Sandbox for DockerSandbox {
             let elapsed_us = (now - then).as_micros().max(1) as f64;
             cpu_us.saturating_sub(us) as f64 / elapsed_us * 100.0
         });
-        let network = self.egress.as_ref().map(|e| e.counters()).unwrap_or_default();
+        let network = match (&self.egress, &self.inner.egress) {
+            (Some(own), _) => own.counters(),
+            // Whoever only looks is told what the owner's proxy counts, if that is of this process.
+            (None, Some(factory)) => factory.counters(&self.id).unwrap_or_default(),
+            (None, None) => Default::default(),
+        };
         Ok(Stats {
             memory_bytes: kernel_memory.unwrap_or(memory),
             cpu_percent,

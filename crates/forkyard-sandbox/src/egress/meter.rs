@@ -87,8 +87,8 @@ pub struct Meter {
 }
 
 impl Meter {
-    pub fn new(bytes_per_s: Option<u64>) -> Meter {
-        Meter { counters: Arc::default(), rx: bytes_per_s.map(Bucket::new), tx: bytes_per_s.map(Bucket::new) }
+    pub fn new(bytes_per_s: Option<u64>, counters: Arc<Counters>) -> Meter {
+        Meter { counters, rx: bytes_per_s.map(Bucket::new), tx: bytes_per_s.map(Bucket::new) }
     }
 }
 
@@ -258,7 +258,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     fn metered<S>(inner: S, bytes_per_s: Option<u64>) -> (Metered<S>, Arc<Counters>) {
-        let meter = Arc::new(Meter::new(bytes_per_s));
+        let meter = Arc::new(Meter::new(bytes_per_s, Arc::default()));
         let counters = meter.counters.clone();
         (Metered::new(inner, meter, Arc::new(Activity::new(Duration::from_secs(60)))), counters)
     }
@@ -299,7 +299,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn connections_of_one_sandbox_share_its_limit() {
-        let meter = Arc::new(Meter::new(Some(1 << 20)));
+        let meter = Arc::new(Meter::new(Some(1 << 20), Arc::default()));
         let begin = Instant::now();
         let tasks: Vec<_> = (0..4)
             .map(|_| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use forkyard_core::SandboxId;
@@ -92,6 +92,26 @@ struct Shared {
     config: EgressConfig,
     connections: Arc<Semaphore>,
     host_addresses: HostAddresses,
+    /// Of the sandboxes that are served: all proxies of one count together.
+    counters: Mutex<BTreeMap<SandboxId, Weak<Counters>>>,
+}
+
+impl Shared {
+    fn counted(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Weak<Counters>>> {
+        // A panic while it was held leaves a whole map.
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counters(&self, sandbox: &SandboxId) -> Arc<Counters> {
+        let mut counted = self.counted();
+        if let Some(counters) = counted.get(sandbox).and_then(Weak::upgrade) {
+            return counters;
+        }
+        counted.retain(|_, counters| counters.strong_count() > 0);
+        let counters = Arc::default();
+        counted.insert(sandbox.clone(), Arc::downgrade(&counters));
+        counters
+    }
 }
 
 #[derive(Clone)]
@@ -134,6 +154,11 @@ impl EgressFactory for EgressProxy {
         listener: std::net::TcpListener,
     ) -> Result<Box<dyn EgressHandle>, SandboxError> {
         Ok(Box::new(self.listen(sandbox, spec, bytes_per_s, EgressListener::Tcp(listener))?))
+    }
+
+    fn counters(&self, sandbox: &SandboxId) -> Option<EgressCounters> {
+        let counters = self.shared.counted().get(sandbox)?.upgrade()?;
+        Some(EgressCounters { rx_bytes: counters.rx_bytes(), tx_bytes: counters.tx_bytes() })
     }
 }
 
@@ -182,7 +207,12 @@ impl EgressProxy {
     pub fn new(config: EgressConfig) -> EgressProxy {
         let connections = Arc::new(Semaphore::new(config.limits.connections));
         EgressProxy {
-            shared: Arc::new(Shared { config, connections, host_addresses: HostAddresses::default() }),
+            shared: Arc::new(Shared {
+                config,
+                connections,
+                host_addresses: HostAddresses::default(),
+                counters: Mutex::default(),
+            }),
         }
     }
 
@@ -211,8 +241,8 @@ impl EgressProxy {
                 Listener::Unix(UnixListener::from_std(listener).map_err(broken)?)
             }
         };
-        let meter = Arc::new(Meter::new(bytes_per_s));
-        let counters = meter.counters.clone();
+        let counters = self.shared.counters(sandbox);
+        let meter = Arc::new(Meter::new(bytes_per_s, counters.clone()));
         let site = Arc::new(Site {
             policy,
             recorder: Recorder::new(sandbox.clone(), self.shared.config.on_decision.clone()),

@@ -18,6 +18,7 @@ use super::state::{self, Meta};
 use super::zygote::unavailable;
 use super::{Inner, disk, host_dirs, no_egress, status};
 use crate::guest_client::GuestClient;
+use crate::traits::Tie;
 use crate::{
     Achieved, EgressHandle, ErrorKind, LimitMeans, Limits, PROXY_ADDRESS, Result, Root, Sandbox,
     SandboxError, SandboxSpec, SandboxStatus,
@@ -165,7 +166,7 @@ impl Inner {
         if let Some(meta) = self.state.load(id)? {
             return match status(&meta) {
                 SandboxStatus::Running | SandboxStatus::Paused => {
-                    self.attach_as(meta, attempt, Some(spec), false).await
+                    self.attach_as(meta, attempt, Some(spec), Tie::Owner).await
                 }
                 SandboxStatus::Stopped | SandboxStatus::Dead => {
                     let message = format!("sandbox {id} exists and does not run");
@@ -237,7 +238,7 @@ impl Inner {
         let _lock = self.state.lock(id.as_str()).await?;
         let mut meta = self.meta(id)?;
         if link::is_alive(&meta) {
-            return self.attach_as(meta, attempt, None, false).await;
+            return self.attach_as(meta, attempt, None, Tie::Owner).await;
         }
         fence(&meta, attempt)?;
         if meta.deadline <= state::now() {
@@ -450,13 +451,11 @@ impl Inner {
         self: &Arc<Self>,
         id: &SandboxId,
         attempt: Attempt,
-        beside: bool,
+        tie: Tie,
     ) -> Result<Arc<dyn Sandbox>> {
         let meta = self.meta(id)?;
         match status(&meta) {
-            SandboxStatus::Running | SandboxStatus::Paused => {
-                self.attach_as(meta, attempt, None, beside).await
-            }
+            SandboxStatus::Running | SandboxStatus::Paused => self.attach_as(meta, attempt, None, tie).await,
             SandboxStatus::Stopped => {
                 let message = format!("sandbox {id} is stopped");
                 Err(SandboxError::new(ErrorKind::NotFound, message).hint("start it"))
@@ -473,7 +472,7 @@ impl Inner {
         mut meta: Meta,
         attempt: Attempt,
         spec: Option<&SandboxSpec>,
-        beside: bool,
+        tie: Tie,
     ) -> Result<Arc<dyn Sandbox>> {
         fence(&meta, attempt)?;
         let id = meta.id.clone();
@@ -488,7 +487,7 @@ impl Inner {
             network.network.secrets.clone_from(&spec.network.secrets);
         }
         let mut egress = None;
-        let serves = network.network.has_proxy() && !(beside && network.network.internal);
+        let serves = network.network.has_proxy() && tie.serves(&network.network);
         if serves && self.egress.is_some() {
             let ask = Op::Descriptors { what: Descriptors::Proxy };
             let mut sockets = Line::open(&id, &dir, attempt).await?.ask(ask, Vec::new()).await?;

@@ -34,6 +34,7 @@ use self::cgroup::Cgroups;
 use self::detect::HostTrees;
 use self::state::{Meta, State};
 use self::zygote::Zygote;
+use crate::traits::Tie;
 use crate::{
     Capabilities, EgressFactory, ErrorKind, ForkCost, InsideFile, Labels, NetworkMode, Provider,
     ProviderKind, Result, Sandbox, SandboxError, SandboxInfo, SandboxSpec, SandboxStatus, SnapshotInfo,
@@ -259,10 +260,13 @@ impl Provider for LocalProvider {
     async fn attach(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
         self.inner.sweep_if_due();
         let _lock = self.inner.state.lock(id.as_str()).await?;
-        self.inner.attach(id, attempt, false).await
+        self.inner.attach(id, attempt, Tie::Owner).await
     }
     async fn attach_beside(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
-        self.inner.attach(id, attempt, true).await
+        self.inner.attach(id, attempt, Tie::Beside).await
+    }
+    async fn observe(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>> {
+        self.inner.attach(id, attempt, Tie::Onlooker).await
     }
 
     async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>> {

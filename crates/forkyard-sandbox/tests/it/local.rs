@@ -250,7 +250,7 @@ fn attacks_as_an_ordinary_user() {
 }
 
 /// Answers every connection with a line, like a proxy that knows only one word.
-struct OneWord;
+struct OneWord(&'static str);
 
 struct Serving(tokio::task::JoinHandle<()>);
 
@@ -280,10 +280,10 @@ impl EgressFactory for OneWord {
         _: Option<u64>,
         listener: std::net::TcpListener,
     ) -> forkyard_sandbox::Result<Box<dyn EgressHandle>> {
-        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        let (listener, word) = (tokio::net::TcpListener::from_std(listener).unwrap(), self.0);
         Ok(Box::new(Serving(tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
-                let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, b"word\n").await;
+                let _ = tokio::io::AsyncWriteExt::write_all(&mut stream, word.as_bytes()).await;
             }
         }))))
     }
@@ -292,7 +292,7 @@ impl EgressFactory for OneWord {
 #[tokio::test]
 async fn the_proxy_is_reached_from_inside_and_again_after_attach() {
     let dir = tempfile::tempdir().unwrap();
-    let options = LocalOptions { egress: Some(Arc::new(OneWord)), ..LocalOptions::default() };
+    let options = LocalOptions { egress: Some(Arc::new(OneWord("word\n"))), ..LocalOptions::default() };
     let provider = LocalProvider::new(dir.path(), options.clone()).unwrap();
     let id = SandboxId::new("net").unwrap();
     let sandbox = provider.create(&id, Attempt(1), &SandboxSpec::default()).await.unwrap();
@@ -311,6 +311,32 @@ async fn the_proxy_is_reached_from_inside_and_again_after_attach() {
     assert_eq!(refused.kind, ErrorKind::Unsupported);
     other.destroy(&id).await.unwrap();
     other.settle().await;
+}
+
+/// Whoever asks for figures, from whichever process and for however long, never stands between a sandbox and its owner's
+/// proxy.
+#[tokio::test]
+async fn whoever_looks_offers_no_way_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let with = |word| {
+        let options = LocalOptions { egress: Some(Arc::new(OneWord(word))), ..LocalOptions::default() };
+        LocalProvider::new(dir.path(), options).unwrap()
+    };
+    let (owner, other) = (with("word\n"), with("wrong\n"));
+    let id = SandboxId::new("net").unwrap();
+    let sandbox = owner.create(&id, Attempt(1), &SandboxSpec::default()).await.unwrap();
+    let looking =
+        [other.observe(&id, Attempt(1)).await.unwrap(), other.observe(&id, Attempt(1)).await.unwrap()];
+    let ask = "for i in $(seq 20); do bash -c 'read line < /dev/tcp/127.0.0.1/3128; echo $line'; done";
+    assert_eq!(sh(&sandbox, ask).await.1, "word\n".repeat(20));
+    for handle in &looking {
+        handle.stats().await.unwrap();
+        let busy = sh(&sandbox, "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done").await;
+        assert_eq!(busy.1, "");
+        assert!(handle.stats().await.unwrap().cpu_percent > 0.0, "the second question knows of the first");
+    }
+    owner.destroy(&id).await.unwrap();
+    owner.settle().await;
 }
 
 /// Not a test by itself: makes sandboxes, says so, and waits to be killed.

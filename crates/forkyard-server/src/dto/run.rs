@@ -6,11 +6,13 @@ use forkyard_core::budget::Balance;
 use forkyard_core::sandbox;
 use forkyard_core::view::{self, RunView};
 use forkyard_engine::git::shown_url;
+use forkyard_store::{MAX_SEARCH_BYTES, MAX_WORDS, RunQuery, Words};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::fork::Fork;
 use super::mirror;
+use crate::error::{ApiError, Result};
 
 mirror!(RunStatus of view::RunStatus, "snake_case" { Pending, Preparing, Running, Finishing, Ended });
 mirror!(RunOutcome of view::RunOutcome, "snake_case" { Success, Failed, Cancelled });
@@ -133,6 +135,27 @@ pub struct RunPage {
     pub runs: Vec<Run>,
     /// For the next page; null at the end.
     pub next_cursor: Option<String>,
+    /// If they were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub counts: Option<RunCounts>,
+}
+
+/// All runs that a search finds, by how they are.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize, ToSchema)]
+pub struct RunCounts {
+    pub all: u64,
+    pub live: u64,
+    pub success: u64,
+    pub failed: u64,
+    pub cancelled: u64,
+}
+
+impl From<forkyard_store::RunCounts> for RunCounts {
+    fn from(c: forkyard_store::RunCounts) -> RunCounts {
+        let forkyard_store::RunCounts { all, live, success, failed, cancelled } = c;
+        RunCounts { all, live, success, failed, cancelled }
+    }
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -141,10 +164,77 @@ pub struct RunPage {
 pub struct ListRuns {
     /// Only runs that have not ended.
     pub live: Option<bool>,
+    /// Only runs that ended in one of these ways, with commas between them: `success`, `failed`, `cancelled`.
+    pub outcome: Option<String>,
+    /// Only runs in whose id, repository, branch or prompt (its first 16 KiB) all these words occur, as they stand or as
+    /// parts of others; case does not matter.
+    #[param(max_length = 1000)]
+    pub search: Option<String>,
+    /// Also count all runs that the search finds, by how they are.
+    pub counts: Option<bool>,
     #[param(minimum = 1, maximum = 500)]
     pub limit: Option<u32>,
     /// `next_cursor` of the page before.
     pub cursor: Option<String>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct FollowRuns {
+    /// As in the list of runs.
+    pub live: Option<bool>,
+    /// As in the list of runs.
+    pub outcome: Option<String>,
+    /// As in the list of runs.
+    #[param(max_length = 1000)]
+    pub search: Option<String>,
+}
+
+/// What became of one run: one of the two.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RunNews {
+    /// It is new or has changed, and is one of those that are asked for.
+    Run(Box<Run>),
+    /// There is no such run, or it is none of those any more.
+    Gone(String),
+}
+
+/// Which runs are asked for.
+pub fn wanted(live: Option<bool>, outcome: Option<&str>, search: Option<&str>) -> Result<RunQuery> {
+    let live = live.unwrap_or(false);
+    let mut outcomes = vec![];
+    for word in outcome.into_iter().flat_map(|o| o.split(',')) {
+        outcomes.push(match word.trim() {
+            "success" => view::RunOutcome::Success,
+            "failed" => view::RunOutcome::Failed,
+            "cancelled" => view::RunOutcome::Cancelled,
+            other => {
+                return Err(ApiError::field(
+                    "outcome",
+                    other,
+                    "is not known",
+                    "write success, failed, cancelled",
+                ));
+            }
+        });
+    }
+    if live && !outcomes.is_empty() {
+        let fix = "ask for the one or the other";
+        return Err(ApiError::field(
+            "outcome",
+            outcome.unwrap_or_default(),
+            "is of no run that is live",
+            fix,
+        ));
+    }
+    let search = search.unwrap_or_default();
+    let words = Words::parse(search).map_err(|_| {
+        let fix = format!("give at most {MAX_WORDS} words, {MAX_SEARCH_BYTES} bytes together");
+        ApiError::field("search", search, "is too long", &fix)
+    })?;
+    Ok(RunQuery { live, outcomes, words, ..RunQuery::default() })
 }
 
 /// What a run is to be. What is left out is as the server's settings say.

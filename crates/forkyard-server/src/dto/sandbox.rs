@@ -40,6 +40,18 @@ pub struct Limits {
     pub network_bytes_per_s: Option<u64>,
 }
 
+impl From<types::Limits> for Limits {
+    fn from(l: types::Limits) -> Limits {
+        Limits {
+            memory_bytes: l.memory_bytes,
+            cpus: l.cpus,
+            disk_bytes: l.disk_bytes,
+            processes: l.processes,
+            network_bytes_per_s: l.network_bytes_per_s,
+        }
+    }
+}
+
 /// By what means each limit holds.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 pub struct Achieved {
@@ -60,13 +72,7 @@ impl From<types::SandboxInfo> for Sandbox {
             status: i.status.into(),
             attempt: i.attempt.0,
             labels: i.labels,
-            limits: Limits {
-                memory_bytes: i.limits.memory_bytes,
-                cpus: i.limits.cpus,
-                disk_bytes: i.limits.disk_bytes,
-                processes: i.limits.processes,
-                network_bytes_per_s: i.limits.network_bytes_per_s,
-            },
+            limits: i.limits.into(),
             achieved: Achieved {
                 memory: i.achieved.memory.into(),
                 cpu: i.achieved.cpu.into(),
@@ -202,6 +208,34 @@ impl From<types::Stats> for Stats {
             processes: s.processes,
         }
     }
+}
+
+/// What a sandbox used at one time.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct Sample {
+    /// Milliseconds since 1970.
+    pub at: u64,
+    #[serde(flatten)]
+    pub stats: Stats,
+}
+
+/// What a sandbox used, as far as this server remembers: every few seconds while it ran, about an hour back.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+pub struct StatsHistory {
+    /// It runs now.
+    pub running: bool,
+    /// Null if this server has never seen it.
+    pub limits: Option<Limits>,
+    /// Oldest first.
+    pub samples: Vec<Sample>,
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct ReadHistory {
+    /// Only samples after this time, in milliseconds since 1970.
+    pub after: Option<u64>,
 }
 
 #[derive(Debug, Serialize, Deserialize, ToSchema)]

@@ -69,7 +69,7 @@ pub(super) async fn stream_events(
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
     let tail = Tail::open(&app, view.id, after, filter).await?.with_live(q.live.unwrap_or(false));
-    Ok(stream::response(&app, by, tail))
+    Ok(stream::response(&app, by, stream::frames(tail)))
 }
 
 fn last_event_id(headers: &HeaderMap) -> Result<Option<u64>> {

@@ -32,7 +32,7 @@ pub(super) async fn list_files(
 ) -> Result<Json<Folder>> {
     let limit = page::limit(q.limit)?;
     let path = q.path.unwrap_or_else(|| WORKSPACE.into());
-    let mut files = app.attach(&id).await?.list_files(&path).await?;
+    let mut files = app.observe(&id).await?.list_files(&path).await?;
     files.sort_by(|a, b| a.name.cmp(&b.name));
     files.retain(|f| q.cursor.as_ref().is_none_or(|after| f.name > *after));
     let more = files.len() > limit;
@@ -53,7 +53,7 @@ pub(super) async fn read_file(
     if !(1..=MAX_READ).contains(&length) {
         return Err(ApiError::field("length", length.to_string(), "is out of range", "give 1 to 33554432"));
     }
-    let data = app.attach(&id).await?.read_file(&q.path, q.offset.unwrap_or(0), length).await?;
+    let data = app.observe(&id).await?.read_file(&q.path, q.offset.unwrap_or(0), length).await?;
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))], data).into_response())
 }
 

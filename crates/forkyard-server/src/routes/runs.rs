@@ -13,23 +13,25 @@ use serde_json::json;
 
 use crate::App;
 use crate::access::Principal;
-use crate::dto::run::{Accepted, CreateRun, ListRuns, Run, RunDetail, RunPage};
+use crate::dto::run::{Accepted, CreateRun, FollowRuns, ListRuns, Run, RunDetail, RunNews, RunPage, wanted};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
 use crate::page;
 use crate::requests::new_run_id;
+use crate::stream;
 
 const KEY: &str = "idempotency-key";
 /// Characters of an idempotency key.
 const MAX_KEY: usize = 200;
 
-/// Runs, newest first.
+/// Runs, newest first. With a search, an outcome or `live` only those; pages go on as before.
 #[utoipa::path(get, path = "/api/v1/runs", tag = "runs", params(ListRuns), security(("token" = ["read"])),
     responses((status = 200, body = RunPage)))]
 pub(super) async fn list_runs(State(app): State<App>, Query(q): Query<ListRuns>) -> Result<Json<RunPage>> {
     let limit = page::limit(q.limit)?;
     let before = q.cursor.as_deref().map(page::read_run_cursor).transpose()?;
-    let query = RunQuery { live: q.live.unwrap_or(false), before, limit: limit + 1 };
+    let wanted = wanted(q.live, q.outcome.as_deref(), q.search.as_deref())?;
+    let query = RunQuery { before, limit: limit + 1, ..wanted };
     let mut found = app.store().runs(&query).await?;
     let more = found.len() > limit;
     found.truncate(limit);
@@ -39,7 +41,28 @@ pub(super) async fn list_runs(State(app): State<App>, Query(q): Query<ListRuns>)
         let spent = app.store().balance(&view.id).await?.spent;
         runs.push(Run { cost_usd: Some(spent.as_dollars()), ..view.into() });
     }
-    Ok(Json(RunPage { runs, next_cursor }))
+    let counts = match q.counts {
+        Some(true) => Some(app.store().count_runs(&query.words).await?.into()),
+        Some(false) | None => None,
+    };
+    Ok(Json(RunPage { runs, next_cursor, counts }))
+}
+
+/// Runs as they change: `{"run": …}` for each that is asked for, as the list has it, and `{"gone": "ID"}` for each that is
+/// none of them any more.
+///
+/// `again` says that the list should be read (again): at the start, and whenever it is not known which runs have changed.
+/// Whoever reads it then, and takes what follows, misses nothing.
+#[utoipa::path(get, path = "/api/v1/runs/stream", tag = "runs", params(FollowRuns), security(("token" = ["read"])),
+    responses((status = 200, content_type = "text/event-stream", body = RunNews)))]
+pub(super) async fn stream_runs(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Query(q): Query<FollowRuns>,
+) -> Result<Response> {
+    let wanted = wanted(q.live, q.outcome.as_deref(), q.search.as_deref())?;
+    let runs = app.feeds().follow_runs(wanted);
+    Ok(stream::response(&app, by, runs))
 }
 
 /// Submits a run. With an `Idempotency-Key` that was used before, the run that it made is the answer, with status 200.

@@ -3,7 +3,7 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use forkyard_core::{Millis, SandboxId, SnapshotId};
+use forkyard_core::{Millis, SandboxId, SnapshotId, Timestamp};
 use forkyard_engine::sandboxes::types::{
     self, Labels, Lifetime, Limits, NetworkSpec, Provider, Root, SandboxInfo, SandboxSpec,
 };
@@ -14,8 +14,8 @@ use super::runs::idempotency_key;
 use crate::App;
 use crate::access::{Principal, random_id, stable_id};
 use crate::dto::sandbox::{
-    AllStats, Children, CreateSandbox, ForkSandbox, ListSandboxes, Sandbox, SandboxHealth, SandboxPage,
-    SandboxStats, Snapshot, SnapshotRequest, Snapshots, Stats,
+    AllStats, Children, CreateSandbox, ForkSandbox, ListSandboxes, ReadHistory, Sample, Sandbox,
+    SandboxHealth, SandboxPage, SandboxStats, Snapshot, SnapshotRequest, Snapshots, Stats, StatsHistory,
 };
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
@@ -35,6 +35,16 @@ impl App {
 
     pub(super) async fn find_sandbox(&self, id: &str) -> Result<(Arc<dyn Provider>, SandboxInfo)> {
         Ok(self.parts().sandboxes.find(&App::sandbox_id(id)?).await?)
+    }
+
+    /// For those who only look.
+    pub(super) async fn observe(&self, id: &str) -> Result<Arc<dyn types::Sandbox>> {
+        let (provider, info) = self.find_sandbox(id).await?;
+        Ok(provider.observe(&info.id, info.attempt).await?)
+    }
+
+    async fn stats(&self, info: &SandboxInfo) -> std::result::Result<types::Stats, types::SandboxError> {
+        self.figures().ask(&self.parts().sandboxes, &self.parts().clock, info).await
     }
 
     pub(super) async fn attach(&self, id: &str) -> Result<Arc<dyn types::Sandbox>> {
@@ -190,8 +200,8 @@ pub(super) async fn all_sandbox_stats(State(app): State<App>) -> Result<Json<All
 
 async fn stats_of(app: App, info: SandboxInfo) -> SandboxStats {
     let asked = async {
-        let sandbox = app.parts().sandboxes.provider(info.provider)?.attach(&info.id, info.attempt).await?;
-        Ok::<_, types::SandboxError>((sandbox.health().await?, sandbox.stats().await?))
+        let sandbox = app.parts().sandboxes.provider(info.provider)?.observe(&info.id, info.attempt).await?;
+        Ok::<_, types::SandboxError>((sandbox.health().await?, app.stats(&info).await?))
     };
     let (healthy, detail, stats) = match asked.await {
         Ok((health, stats)) => (health.healthy, health.detail, Some(stats.into())),
@@ -306,7 +316,36 @@ pub(super) async fn delete_snapshot(
 #[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/stats", tag = "sandboxes", params(("sandbox" = String, Path)),
     security(("token" = ["read"])), responses((status = 200, body = Stats)))]
 pub(super) async fn sandbox_stats(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Stats>> {
-    Ok(Json(app.attach(&id).await?.stats().await?.into()))
+    let (_, info) = app.find_sandbox(&id).await?;
+    Ok(Json(app.stats(&info).await?.into()))
+}
+
+/// What a sandbox used until now, or until it ended. Of one that this server knows nothing about there is nothing.
+#[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/stats/history", tag = "sandboxes",
+    params(("sandbox" = String, Path), ReadHistory), security(("token" = ["read"])),
+    responses((status = 200, body = StatsHistory)))]
+pub(super) async fn sandbox_stats_history(
+    State(app): State<App>,
+    Path(id): Path<String>,
+    Query(q): Query<ReadHistory>,
+) -> Result<Json<StatsHistory>> {
+    let id = App::sandbox_id(&id)?;
+    let found = app.parts().sandboxes.list().await?.into_iter().find(|s| s.id == id);
+    let running = found.as_ref().is_some_and(|s| s.status == types::SandboxStatus::Running);
+    if let Some(info) = found.filter(|_| running)
+        && let Err(e) = app.stats(&info).await
+    {
+        // It may have ended just now; what is known is an answer.
+        tracing::debug!(sandbox = %id, "no figures: {e}");
+    }
+    let history = app.figures().history(&id, Timestamp(q.after.unwrap_or(0)));
+    let (limits, samples) = history.map(|h| (h.limits, h.samples)).unzip();
+    let samples = samples.into_iter().flatten();
+    Ok(Json(StatsHistory {
+        running,
+        limits: limits.map(Into::into),
+        samples: samples.map(|s| Sample { at: s.at.0, stats: s.stats.into() }).collect(),
+    }))
 }
 
 /// How a sandbox is.
@@ -316,7 +355,7 @@ pub(super) async fn sandbox_health(
     State(app): State<App>,
     Path(id): Path<String>,
 ) -> Result<Json<SandboxHealth>> {
-    let health = app.attach(&id).await?.health().await?;
+    let health = app.observe(&id).await?.health().await?;
     Ok(Json(SandboxHealth { healthy: health.healthy, detail: health.detail }))
 }
 

@@ -7,11 +7,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use forkyard_core::{ForkNum, RunId};
 use forkyard_engine::ports::LiveEvent;
-use forkyard_store::{EventQuery, Recorded, Store, StoreError};
+use forkyard_store::{EventQuery, Recorded, RunQuery, Store, StoreError};
+use futures::Stream;
 use tokio::sync::broadcast;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::live::Live;
+use super::runs::RunList;
 use crate::dto::event::Event;
 
 /// Lines that a watcher may be behind before it has to go to the store. With [`MAX_LINE_BYTES`] it bounds the memory of a
@@ -48,6 +50,7 @@ impl Line {
 pub struct Feeds {
     store: Arc<dyn Store>,
     open: Mutex<HashMap<RunId, Weak<Feed>>>,
+    list: Mutex<Weak<RunList>>,
 }
 
 /// Ends with its last watcher.
@@ -73,7 +76,18 @@ impl Feed {
 
 impl Feeds {
     pub fn new(store: Arc<dyn Store>) -> Feeds {
-        Feeds { store, open: Mutex::default() }
+        Feeds { store, open: Mutex::default(), list: Mutex::default() }
+    }
+
+    /// What becomes of the runs that are asked for, as messages.
+    pub fn follow_runs(&self, wanted: RunQuery) -> impl Stream<Item = Bytes> + Send + use<> {
+        let mut open = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = open.upgrade().unwrap_or_else(|| {
+            let list = RunList::start(self.store.clone());
+            *open = Arc::downgrade(&list);
+            list
+        });
+        list.follow(wanted)
     }
 
     pub(super) fn store(&self) -> &Arc<dyn Store> {

@@ -4,11 +4,15 @@
 //! Positions have no gaps. So a watcher that has P delivers P+1 next, from wherever it comes: what is older it drops, what
 //! is newer sends it to the store.
 
+//!
+//! The list of runs has one reader, too, whose watchers are told which runs changed: see [`runs`].
+
 mod feed;
 mod live;
+mod runs;
 mod sse;
 mod tail;
 
 pub use feed::{Feeds, Line};
-pub use sse::response;
+pub use sse::{frames, response};
 pub use tail::{Filter, Tail, Told};

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::{BufMut, Bytes, BytesMut};
-use futures::stream;
+use futures::stream::{self, BoxStream, Stream, StreamExt};
 use tokio::time::{Instant, Interval, interval_at};
 use tokio_util::sync::CancellationToken;
 
@@ -24,22 +24,21 @@ const BATCH_BYTES: usize = 64 << 10;
 struct Sse {
     app: App,
     by: Principal,
-    tail: Tail,
+    messages: BoxStream<'static, Bytes>,
     ping: Interval,
     stop: CancellationToken,
     begun: bool,
-    done: bool,
 }
 
-pub fn response(app: &App, by: Principal, tail: Tail) -> Response {
+/// Answers with these messages, for as long as the token holds and the server runs.
+pub fn response(app: &App, by: Principal, messages: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let state = Sse {
         app: app.clone(),
         by,
-        tail,
+        messages: messages.boxed(),
         ping: interval_at(Instant::now() + PING, PING),
         stop: app.parts().stop.clone(),
         begun: false,
-        done: false,
     };
     let body = stream::unfold(state, |mut s| async move {
         let piece = s.next().await?;
@@ -59,49 +58,49 @@ impl Sse {
             self.begun = true;
             return Some(Bytes::from(format!("retry: {RETRY_MS}\n\n")));
         }
-        if self.done {
-            return None;
-        }
         tokio::select! {
             biased;
             () = self.stop.cancelled() => None,
-            told = self.tail.next() => {
-                let mut out = BytesMut::new();
-                self.write(told?, &mut out);
-                while !self.done && out.len() < BATCH_BYTES {
-                    let Some(told) = self.tail.ready() else { break };
-                    self.write(told, &mut out);
-                }
-                Some(out.freeze())
-            }
+            message = self.messages.next() => message,
             _ = self.ping.tick() => {
                 let valid = self.by.still_valid(self.app.store(), self.app.now()).await;
                 valid.then(|| Bytes::from_static(b": ping\n\n"))
             }
         }
     }
+}
 
-    fn write(&mut self, told: Told, out: &mut BytesMut) {
-        let (name, position) = match told {
-            Told::Event(line) => {
-                out.put_slice(format!("id: {}\ndata: ", line.position).as_bytes());
-                out.put_slice(line.json.as_deref().unwrap_or_default());
-                out.put_slice(b"\n\n");
-                return;
-            }
-            Told::Live { json, .. } => {
-                out.put_slice(b"event: live\ndata: ");
-                out.put_slice(&json);
-                out.put_slice(b"\n\n");
-                return;
-            }
-            Told::CaughtUp { position } => ("caught_up", position),
-            Told::CatchUp { position } => ("catch_up", position),
-            Told::End { position } => {
-                self.done = true;
-                ("end", position)
-            }
-        };
-        out.put_slice(format!("event: {name}\ndata: {{\"position\":{position}}}\n\n").as_bytes());
-    }
+/// What a watcher of a run is told.
+pub fn frames(tail: Tail) -> impl Stream<Item = Bytes> + Send + 'static {
+    stream::unfold(tail, |mut tail| async move {
+        let mut out = BytesMut::new();
+        write(tail.next().await?, &mut out);
+        while out.len() < BATCH_BYTES {
+            let Some(told) = tail.ready() else { break };
+            write(told, &mut out);
+        }
+        Some((out.freeze(), tail))
+    })
+}
+
+fn write(told: Told, out: &mut BytesMut) {
+    let (name, position) = match told {
+        Told::Event(line) => {
+            out.put_slice(format!("id: {}\ndata: ", line.position).as_bytes());
+            out.put_slice(line.json.as_deref().unwrap_or_default());
+            out.put_slice(b"\n\n");
+            return;
+        }
+        Told::Live { json, .. } => {
+            out.put_slice(b"event: live\ndata: ");
+            out.put_slice(&json);
+            out.put_slice(b"\n\n");
+            return;
+        }
+        Told::CaughtUp { position } => ("caught_up", position),
+        Told::CatchUp { position } => ("catch_up", position),
+        // The last: the watcher has nothing after it.
+        Told::End { position } => ("end", position),
+    };
+    out.put_slice(format!("event: {name}\ndata: {{\"position\":{position}}}\n\n").as_bytes());
 }

@@ -1,4 +1,5 @@
 mod inside;
+mod runs;
 mod stream;
 mod websocket;
 mod world;

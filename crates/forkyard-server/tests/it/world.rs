@@ -114,9 +114,17 @@ impl World {
     }
 
     pub async fn run_with(&self, name: &str, budget: Option<Usd>) -> Driver {
-        let id = RunId::new(name).unwrap();
         let mut spec = RunSpec::new("https://me:hunter2@example.org/r", "do it", "sonnet", 1);
         spec.budget.run = budget;
+        self.submit(name, spec).await
+    }
+
+    pub async fn run_of(&self, name: &str, prompt: &str) -> Driver {
+        self.submit(name, RunSpec::new("https://me:hunter2@example.org/r", prompt, "sonnet", 1)).await
+    }
+
+    async fn submit(&self, name: &str, spec: RunSpec) -> Driver {
+        let id = RunId::new(name).unwrap();
         let (run, step) = Run::submit(Clock::system().now(), id.clone(), spec);
         let events = step.events.iter().map(|e| log::stored(Timestamp(1), e, None)).collect();
         let new = CreateRun { run: id.clone(), key: None, events, views: run.views() };

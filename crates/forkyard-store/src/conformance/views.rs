@@ -50,7 +50,203 @@ pub async fn runs_are_listed_newest_first<F: Future<Output = Arc<dyn Store>>>(ma
     }
     assert_eq!(seen, ["c", "d", "b", "a", "e"]);
     let before = Some((Timestamp(u64::MAX), run_id("z")));
-    assert_eq!(list(RunQuery { before, live: true, limit: 1 }).await, ["d"]);
+    assert_eq!(list(RunQuery { before, live: true, limit: 1, ..Default::default() }).await, ["d"]);
+}
+
+/// Every page of a query, one run at a time.
+async fn found(store: &Arc<dyn Store>, query: RunQuery) -> Vec<String> {
+    let (mut seen, mut before) = (Vec::new(), None);
+    loop {
+        let page = store.runs(&RunQuery { before, limit: 1, ..query.clone() }).await.unwrap();
+        let Some(last) = page.last() else { return seen };
+        seen.push(last.id.to_string());
+        before = Some((last.created_at, last.id.clone()));
+    }
+}
+
+async fn search(store: &Arc<dyn Store>, words: &str) -> Vec<String> {
+    found(store, RunQuery { words: Words::parse(words).unwrap(), ..Default::default() }).await
+}
+
+pub async fn runs_are_found_by_words<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+    let store = make().await;
+    let runs = [
+        ("a1", "Fix the parser: it\tdrops 100% of \"quoted\" _names_", None),
+        ("b2", "ÄNDERE die Größe\nund prüfe \\u0041", Some("feature/Parser-2")),
+        ("c3", "null\0byte \u{1f980} İstanbul", None),
+    ];
+    for (i, (name, prompt, branch)) in runs.into_iter().enumerate() {
+        start_with(&store, name, 0, |v| {
+            v.prompt = prompt.into();
+            v.branch = branch.map(Into::into);
+            v.created_at = Timestamp(10 + i as u64);
+        })
+        .await;
+    }
+    // Long before the end of a long prompt.
+    start_with(&store, "d4", 0, |v| {
+        v.prompt = format!("{} needle {}", "x ".repeat(2000), "ß".repeat(60_000))
+    })
+    .await;
+    for (words, wanted) in [
+        ("", &["d4", "c3", "b2", "a1"] as &[_]),
+        ("  \n", &["d4", "c3", "b2", "a1"]),
+        ("PARSER", &["b2", "a1"]),
+        // All of them, in any order, also parts of words.
+        ("names quot fix", &["a1"]),
+        ("fix größe", &[]),
+        ("größe ändere", &["b2"]),
+        ("GRÖSSE", &[]),
+        ("feature/parser-2", &["b2"]),
+        // Nothing in a search means anything but itself.
+        ("100%", &["a1"]),
+        ("1%0", &[]),
+        ("%", &["a1"]),
+        ("_names_", &["a1"]),
+        ("f_x", &[]),
+        ("\"quoted\"", &["a1"]),
+        ("\\u0041", &["b2"]),
+        ("\\", &["b2"]),
+        ("' OR 1", &[]),
+        ("null\0byte", &["c3"]),
+        ("nullbyte", &[]),
+        ("\u{1f980}", &["c3"]),
+        ("İSTANBUL", &["c3"]),
+        ("example.com/r.git c3", &["c3"]),
+        ("needle", &["d4"]),
+        ("a1", &["a1"]),
+    ] {
+        assert_eq!(search(&store, words).await, wanted, "{words:?}");
+    }
+    // What a run is may be written anew, and is found as it is then.
+    let (run, lease) = start_with(&store, "e5", 0, |v| v.prompt = "before".into()).await;
+    let view = RunView { prompt: "after".into(), ..run_view(&run) };
+    store.append(step(&run, lease, 1, vec![], vec![View::Run(view)])).await.unwrap();
+    assert_eq!(search(&store, "before").await, Vec::<String>::new());
+    assert_eq!(search(&store, "after").await, ["e5"]);
+    end(&store, &run, lease).await;
+    store.delete_run(&run).await.unwrap();
+    assert_eq!(search(&store, "e5").await, Vec::<String>::new());
+}
+
+/// Nobody who may search can guess a password letter by letter.
+pub async fn credentials_are_not_found<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+    let store = make().await;
+    start_with(&store, "a", 0, |v| v.repo = "https://me:hunter2@example.org/r".into()).await;
+    assert_eq!(search(&store, "example.org/r").await, ["a"]);
+    for word in ["hunter2", "hun", "me:"] {
+        assert_eq!(search(&store, word).await, Vec::<String>::new(), "{word}");
+    }
+}
+
+/// Ten runs, three of them live, under prompts that take turns.
+async fn of_every_kind(store: &Arc<dyn Store>) {
+    let outcomes = [None, Some(RunOutcome::Success), Some(RunOutcome::Failed), Some(RunOutcome::Cancelled)];
+    for i in 0..10_u64 {
+        start_with(store, &format!("r{i}"), 0, |v| {
+            v.created_at = Timestamp(100 + i);
+            v.outcome = outcomes[i as usize % 4];
+            v.status = if v.outcome.is_some() { RunStatus::Ended } else { RunStatus::Running };
+            v.prompt = if i % 2 == 0 { "even" } else { "odd" }.into();
+        })
+        .await;
+    }
+    // It is known how it will end, and it has not yet.
+    start_with(store, "s", 0, |v| {
+        v.created_at = Timestamp(1);
+        v.outcome = Some(RunOutcome::Success);
+        v.status = RunStatus::Finishing;
+    })
+    .await;
+}
+
+pub async fn runs_are_found_by_how_they_ended<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+    let store = make().await;
+    of_every_kind(&store).await;
+    let words = |text| Words::parse(text).unwrap();
+    for (live, outcomes, search, wanted) in [
+        (true, vec![], "", &["r8", "r4", "r0", "s"] as &[_]),
+        (false, vec![RunOutcome::Success], "", &["r9", "r5", "r1"]),
+        (false, vec![RunOutcome::Failed, RunOutcome::Cancelled], "", &["r7", "r6", "r3", "r2"]),
+        (false, vec![RunOutcome::Failed, RunOutcome::Cancelled], "even", &["r6", "r2"]),
+        (true, vec![], "odd", &[]),
+        (true, vec![RunOutcome::Success], "", &[]),
+    ] {
+        let query = RunQuery { live, outcomes, words: words(search), ..Default::default() };
+        assert_eq!(found(&store, query.clone()).await, wanted, "{query:?}");
+    }
+    // A run that ends goes over.
+    let run = run_id("r0");
+    let token = store.holder(&run).await.unwrap().unwrap().token;
+    let view = RunView {
+        status: RunStatus::Ended,
+        outcome: Some(RunOutcome::Failed),
+        created_at: Timestamp(100),
+        ..run_view(&run)
+    };
+    store.append(step(&run, token, 1, vec![], vec![View::Run(view)])).await.unwrap();
+    let live = found(&store, RunQuery { live: true, ..Default::default() }).await;
+    assert_eq!(live, ["r8", "r4", "s"]);
+    let failed = RunQuery { outcomes: vec![RunOutcome::Failed], ..Default::default() };
+    assert_eq!(found(&store, failed).await, ["r6", "r2", "r0"]);
+}
+
+async fn count(store: &Arc<dyn Store>, words: &str) -> RunCounts {
+    store.count_runs(&Words::parse(words).unwrap()).await.unwrap()
+}
+
+pub async fn runs_are_counted<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+    let store = make().await;
+    assert_eq!(store.count_runs(&Words::default()).await.unwrap(), RunCounts::default());
+    of_every_kind(&store).await;
+    assert_eq!(count(&store, "").await, RunCounts { all: 11, live: 4, success: 3, failed: 2, cancelled: 2 });
+    assert_eq!(
+        count(&store, "ODD r").await,
+        RunCounts { all: 5, live: 0, success: 3, failed: 0, cancelled: 2 }
+    );
+    assert_eq!(count(&store, "nothing").await, RunCounts::default());
+    // Ended, and nobody said how: one of all.
+    start_with(&store, "t", 0, |v| v.status = RunStatus::Ended).await;
+    assert_eq!(count(&store, "").await, RunCounts { all: 12, live: 4, success: 3, failed: 2, cancelled: 2 });
+}
+
+/// They may be told of others, too.
+async fn until_told(changes: &mut Changes, what: &str, runs: &[&RunId]) {
+    let mut left: Vec<&RunId> = runs.to_vec();
+    while !left.is_empty() {
+        match patiently(what, changes.next()).await {
+            Changed::Runs(told) => left.retain(|run| !told.contains(*run)),
+            Changed::Any => panic!("{what}: it is known which"),
+        }
+    }
+}
+
+pub async fn followers_hear_which_runs_changed<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+    let store = make().await;
+    let (a, _) = start(&store, "a", 1).await;
+    let (b, lease) = start(&store, "b", 1).await;
+    let mut changes = store.changes();
+    store.append_journal(entry(&a, 0, 1, 0, events("agent.a", 1))).await.unwrap();
+    until_told(&mut changes, "an entry", &[&a]).await;
+    let ask = forkyard_core::budget::Ask { fork: 0, attempt: Attempt(1), request: "r".into(), worst: Usd(9) };
+    store.reserve(&b, ask).await.unwrap();
+    store.settle(&b, "r", Usd(1)).await.unwrap();
+    until_told(&mut changes, "money", &[&b]).await;
+    end(&store, &b, lease).await;
+    until_told(&mut changes, "the end", &[&b]).await;
+    // While nobody listens, all of it is kept.
+    let ((c, _), (d, _)) = (start(&store, "c", 1).await, start(&store, "d", 1).await);
+    until_told(&mut changes, "new ones", &[&c, &d]).await;
+    store.delete_run(&b).await.unwrap();
+    // Who is gone can't be asked, so that anything may have changed is an answer.
+    patiently("gone", async {
+        while let Changed::Runs(told) = changes.next().await {
+            if told.contains(&b) {
+                break;
+            }
+        }
+    })
+    .await;
 }
 
 pub async fn sandboxes_are_found_by_state<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {

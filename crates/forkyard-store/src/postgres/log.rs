@@ -12,6 +12,7 @@ use crate::codec::{
     EventRow, MAX_ANSWER_BYTES, MAX_POSITION, POSITION_BITS, Page, event_id, fence, id_range, int,
     kind_range, no_fork, no_run, over, rows, run_id, source, stream_columns, uint,
 };
+use crate::search::{ended_as, searched};
 use crate::{
     Append, AppendJournal, Appended, CreateRun, Created, EventQuery, LeaseToken, NewEvent, Recorded, Result,
     StoreError, StreamId,
@@ -212,7 +213,7 @@ async fn write_run(tx: &mut Tx<'_>, n: i64, view: &RunView, text: &str) -> Resul
              UPDATE runs SET live = $2, embedded = $3, paused = $4, detached = $5, budget_run = $6, budget_fork = $7
              WHERE n = $1
          )
-         UPDATE run_views SET live = $2, created_at = $8, view = $9 WHERE run = $1",
+         UPDATE run_views SET live = $2, created_at = $8, view = $9, ended_as = $10 WHERE run = $1",
     )
     .bind(n)
     .bind(view.status != RunStatus::Ended)
@@ -223,7 +224,21 @@ async fn write_run(tx: &mut Tx<'_>, n: i64, view: &RunView, text: &str) -> Resul
     .bind(view.limits.fork.map(|l| int(l.0)))
     .bind(int(view.created_at.0))
     .bind(text)
+    .bind(ended_as(view))
     .execute(&mut *tx.conn)
+    .await?;
+    write_words(tx.conn, n, view).await
+}
+
+/// They hardly ever change, and then nothing is written.
+pub(super) async fn write_words(conn: &mut PgConnection, n: i64, view: &RunView) -> Result<()> {
+    sqlx::query(
+        "INSERT INTO run_words (run, words) VALUES ($1, $2)
+         ON CONFLICT (run) DO UPDATE SET words = excluded.words WHERE run_words.words <> excluded.words",
+    )
+    .bind(n)
+    .bind(searched(view))
+    .execute(conn)
     .await?;
     Ok(())
 }

@@ -228,6 +228,9 @@ impl Views for PostgresStore {
     async fn runs(&self, query: &RunQuery) -> Result<Vec<RunView>> {
         views::runs(&self.pool, query).await
     }
+    async fn count_runs(&self, words: &Words) -> Result<RunCounts> {
+        views::count_runs(&self.pool, words).await
+    }
     async fn forks(&self, run: &RunId) -> Result<Vec<ForkView>> {
         views::forks(&self.pool, run).await
     }
@@ -272,6 +275,9 @@ impl Views for PostgresStore {
     }
     fn watch(&self, run: Option<&RunId>) -> Watch {
         self.hub.subscribe(run)
+    }
+    fn changes(&self) -> Changes {
+        self.hub.follow()
     }
     async fn identity(&self) -> Result<String> {
         views::identity(&self.pool).await

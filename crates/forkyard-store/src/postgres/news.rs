@@ -120,6 +120,7 @@ async fn notify(pool: &PgPool, payloads: &[String]) -> Result<()> {
 
 async fn sweep(pool: PgPool, hub: Arc<Hub>) {
     let mut last = None;
+    let mut swept = Swept::default();
     loop {
         tokio::time::sleep(SWEEP_INTERVAL).await;
         let (any, runs) = hub.watched();
@@ -133,6 +134,11 @@ async fn sweep(pool: PgPool, hub: Arc<Hub>) {
                 if last.replace(now) != Some(now) {
                     hub.wake_any();
                 }
+            }
+            if hub.is_followed() {
+                swept.look(&pool, &hub).await?;
+            } else {
+                swept = Swept::default();
             }
             if !runs.is_empty() {
                 let ids: Vec<&str> = runs.iter().map(RunId::as_str).collect();
@@ -150,5 +156,40 @@ async fn sweep(pool: PgPool, hub: Arc<Hub>) {
             Ok(())
         }
         .await;
+    }
+}
+
+/// What the last look for those who follow all runs has seen. They are told of live runs whose counter moved, of those that
+/// ended or are new, and, if runs are gone, that anything may have changed.
+#[derive(Default)]
+struct Swept {
+    counters: BTreeMap<String, i64>,
+    newest: i64,
+    runs: i64,
+}
+
+impl Swept {
+    async fn look(&mut self, pool: &PgPool, hub: &Hub) -> Result<()> {
+        let (newest, runs): (i64, i64) =
+            sqlx::query_as("SELECT coalesce(max(n), 0), count(*) FROM runs").fetch_one(pool).await?;
+        let found: Vec<(String, i64)> =
+            sqlx::query_as("SELECT id, changes FROM runs WHERE live OR (n > $1 AND n <= $2)")
+                .bind(self.newest)
+                .bind(newest)
+                .fetch_all(pool)
+                .await?;
+        let counters: BTreeMap<String, i64> = found.into_iter().collect();
+        let moved = counters.iter().filter(|(run, change)| self.counters.get(*run) != Some(*change));
+        let over = self.counters.keys().filter(|run| !counters.contains_key(*run));
+        for run in moved.map(|(run, _)| run).chain(over) {
+            if let Ok(run) = RunId::new(run.as_str()) {
+                hub.tell_followers(&run);
+            }
+        }
+        if runs < self.runs {
+            hub.tell_any();
+        }
+        *self = Swept { counters, newest, runs };
+        Ok(())
     }
 }

@@ -7,7 +7,8 @@ use sqlx::{PgPool, Postgres, QueryBuilder};
 use super::batch::Tx;
 use super::log::{lock_run, write_sandbox};
 use crate::codec::{blob_range, int, json, rows, run_id, uint};
-use crate::{Result, RunQuery, SandboxQuery, StoreError};
+use crate::search::outcome;
+use crate::{Result, RunCounts, RunQuery, SandboxQuery, StoreError, Words};
 
 pub(super) async fn run(pool: &PgPool, run: &RunId) -> Result<Option<RunView>> {
     let text: Option<String> =
@@ -23,6 +24,11 @@ pub(super) async fn runs(pool: &PgPool, query: &RunQuery) -> Result<Vec<RunView>
     if query.live {
         sql.push(" AND live");
     }
+    if !query.outcomes.is_empty() {
+        let any: Vec<&str> = query.outcomes.iter().map(|o| outcome(*o)).collect();
+        sql.push(" AND ended_as = ANY(").push_bind(any).push(")");
+    }
+    with_words(&mut sql, &query.words);
     if let Some((at, id)) = &query.before {
         sql.push(" AND (created_at, id) < (")
             .push_bind(int(at.0))
@@ -32,6 +38,26 @@ pub(super) async fn runs(pool: &PgPool, query: &RunQuery) -> Result<Vec<RunView>
     }
     sql.push(" ORDER BY created_at DESC, id DESC LIMIT ").push_bind(rows(query.limit));
     collect(pool, sql, "the view of a run").await
+}
+
+fn with_words(sql: &mut QueryBuilder<Postgres>, words: &Words) {
+    for word in words.iter() {
+        sql.push(" AND EXISTS (SELECT FROM run_words WHERE run_words.run = run_views.run AND strpos(words, ")
+            .push_bind(word.to_string())
+            .push(") > 0)");
+    }
+}
+
+pub(super) async fn count_runs(pool: &PgPool, words: &Words) -> Result<RunCounts> {
+    let mut sql = QueryBuilder::new("SELECT ended_as, count(*) FROM run_views WHERE true");
+    with_words(&mut sql, words);
+    sql.push(" GROUP BY ended_as");
+    let found: Vec<(Option<String>, i64)> = sql.build_query_as().fetch_all(pool).await?;
+    let mut counts = RunCounts::default();
+    for (ended_as, runs) in found {
+        counts.add(ended_as.as_deref(), uint(runs));
+    }
+    Ok(counts)
 }
 
 async fn collect<T: serde::de::DeserializeOwned>(
@@ -140,6 +166,7 @@ pub(super) async fn delete_run(tx: &mut Tx<'_>, run: &RunId) -> Result<()> {
     }
     for delete in [
         "DELETE FROM run_views WHERE run = $1",
+        "DELETE FROM run_words WHERE run = $1",
         "DELETE FROM forks WHERE run = $1",
         "DELETE FROM sandboxes WHERE run = $1",
         "DELETE FROM streams WHERE run = $1",

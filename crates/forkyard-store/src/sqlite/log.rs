@@ -11,6 +11,7 @@ use crate::codec::{
     EventRow, MAX_ANSWER_BYTES, MAX_POSITION, Page, event_id, fence, id_range, int, kind_range, no_run, over,
     rows, run_id, source, stream_columns, uint,
 };
+use crate::search::{ended_as, searched};
 use crate::{
     Append, AppendJournal, Appended, CreateRun, Created, EventQuery, LeaseToken, NewEvent, Recorded, Result,
     StoreError, StreamId,
@@ -229,8 +230,20 @@ fn write_run(tx: &Tx<'_>, n: i64, view: &RunView, text: &str) -> Result<()> {
         view.limits.run.map(|l| int(l.0)),
         view.limits.fork.map(|l| int(l.0))
     ])?;
-    tx.prepare_cached("UPDATE run_views SET live = ?2, created_at = ?3, view = ?4 WHERE run = ?1")?
-        .execute(params![n, live, int(view.created_at.0), text])?;
+    tx.prepare_cached(
+        "UPDATE run_views SET live = ?2, created_at = ?3, ended_as = ?4, view = ?5 WHERE run = ?1",
+    )?
+    .execute(params![n, live, int(view.created_at.0), ended_as(view), text])?;
+    write_words(tx, n, view)
+}
+
+/// They hardly ever change, and then nothing is written.
+pub(super) fn write_words(conn: &Connection, n: i64, view: &RunView) -> Result<()> {
+    conn.prepare_cached(
+        "INSERT INTO run_words (run, words) VALUES (?1, ?2)
+         ON CONFLICT (run) DO UPDATE SET words = excluded.words WHERE words <> excluded.words",
+    )?
+    .execute(params![n, searched(view)])?;
     Ok(())
 }
 

@@ -212,6 +212,10 @@ impl Views for SqliteStore {
         let query = query.clone();
         self.readers.read(move |conn| views::runs(conn, &query)).await
     }
+    async fn count_runs(&self, words: &Words) -> Result<RunCounts> {
+        let words = words.clone();
+        self.readers.read(move |conn| views::count_runs(conn, &words)).await
+    }
     async fn forks(&self, run: &RunId) -> Result<Vec<ForkView>> {
         let run = run.clone();
         self.readers.read(move |conn| views::forks(conn, &run)).await
@@ -262,6 +266,9 @@ impl Views for SqliteStore {
     }
     fn watch(&self, run: Option<&RunId>) -> Watch {
         self.hub.subscribe(run)
+    }
+    fn changes(&self) -> Changes {
+        self.hub.follow()
     }
     async fn identity(&self) -> Result<String> {
         self.readers.read(views::identity).await

@@ -4,9 +4,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use forkyard_core::view::RunView;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior};
 
 use super::error::is_busy;
+use super::log::write_words;
+use crate::codec::json;
+use crate::search::ended_as;
 use crate::{Result, StoreError};
 
 /// In order; never changed once released, only added to.
@@ -15,7 +19,11 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../../migrations/sqlite/0002_ended_forks.sql"),
     include_str!("../../migrations/sqlite/0003_access.sql"),
     include_str!("../../migrations/sqlite/0004_streams.sql"),
+    include_str!("../../migrations/sqlite/0005_search.sql"),
 ];
+
+/// From this version on runs are found by words.
+const SEARCHED: usize = 5;
 
 /// How long a statement waits for another process's lock before it fails as unavailable.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -110,8 +118,32 @@ pub(super) fn migrate(conn: &mut Connection) -> Result<()> {
     for migration in &MIGRATIONS[version..] {
         tx.execute_batch(migration)?;
     }
+    if version < SEARCHED {
+        fill_search(&tx)?;
+    }
     tx.execute("DELETE FROM schema_version", [])?;
     tx.execute("INSERT INTO schema_version (version) VALUES (?1)", [MIGRATIONS.len() as u32])?;
     tx.commit()?;
+    Ok(())
+}
+
+/// What is folded here, and not by the database, is filled in here for the runs that are there.
+fn fill_search(conn: &Connection) -> Result<()> {
+    let mut select = conn.prepare("SELECT run, view FROM run_views")?;
+    let mut found = select.query([])?;
+    while let Some(row) = found.next()? {
+        let (n, text): (i64, String) = (row.get(0)?, row.get(1)?);
+        let view: RunView = match json("the view of a run", &text) {
+            Ok(view) => view,
+            // Whoever asks for that run is told; the others can be used.
+            Err(error) => {
+                tracing::warn!(%error, "a run can't be found by words");
+                continue;
+            }
+        };
+        conn.prepare_cached("UPDATE run_views SET ended_as = ?2 WHERE run = ?1")?
+            .execute(rusqlite::params![n, ended_as(&view)])?;
+        write_words(conn, n, &view)?;
+    }
     Ok(())
 }

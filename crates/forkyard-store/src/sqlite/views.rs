@@ -7,7 +7,8 @@ use super::clock::Clock;
 use super::log::{run_number, write_sandbox};
 use super::writer::{Tx, prune_changes};
 use crate::codec::{blob_range, int, json, no_run, rows, uint};
-use crate::{Result, RunQuery, SandboxQuery, StoreError};
+use crate::search::outcome;
+use crate::{Result, RunCounts, RunQuery, SandboxQuery, StoreError, Words};
 
 pub(super) fn run(conn: &Connection, run: &RunId) -> Result<Option<RunView>> {
     let text: Option<String> = conn
@@ -23,12 +24,42 @@ pub(super) fn runs(conn: &Connection, query: &RunQuery) -> Result<Vec<RunView>> 
     if query.live {
         sql.push_str(" AND live = 1");
     }
+    if !query.outcomes.is_empty() {
+        let any: Vec<String> = query.outcomes.iter().map(|o| format!("'{}'", outcome(*o))).collect();
+        sql.push_str(&format!(" AND ended_as IN ({})", any.join(", ")));
+    }
     if let Some((at, id)) = &query.before {
         sql.push_str(" AND (created_at, id) < (?2, ?3)");
         values.extend([Sql::Integer(int(at.0)), Sql::Text(id.as_str().into())]);
     }
+    with_words(&mut sql, &mut values, &query.words);
     sql.push_str(" ORDER BY created_at DESC, id DESC LIMIT ?1");
     collect(conn, &sql, values, "the view of a run")
+}
+
+/// Only the small rows of words are read until a run is found.
+fn with_words(sql: &mut String, values: &mut Vec<Sql>, words: &Words) {
+    for word in words.iter() {
+        values.push(Sql::Text(word.into()));
+        sql.push_str(&format!(
+            " AND (SELECT instr(words, ?{}) FROM run_words WHERE run_words.run = run_views.run)",
+            values.len()
+        ));
+    }
+}
+
+pub(super) fn count_runs(conn: &Connection, words: &Words) -> Result<RunCounts> {
+    let mut sql = "SELECT ended_as, count(*) FROM run_views WHERE 1".to_string();
+    let mut values = Vec::new();
+    with_words(&mut sql, &mut values, words);
+    sql.push_str(" GROUP BY ended_as");
+    let mut counts = RunCounts::default();
+    let mut select = conn.prepare_cached(&sql)?;
+    let mut found = select.query(params_from_iter(values))?;
+    while let Some(row) = found.next()? {
+        counts.add(row.get::<_, Option<String>>(0)?.as_deref(), uint(row.get(1)?));
+    }
+    Ok(counts)
 }
 
 fn collect<T: serde::de::DeserializeOwned>(
@@ -122,7 +153,9 @@ pub(super) fn delete_run(tx: &Tx<'_>, run: &RunId) -> Result<()> {
             "run {run} can't be deleted yet: sandbox {owed} still has to be destroyed"
         )));
     }
-    for table in ["run_views", "forks", "sandboxes", "events", "commands", "messages", "reservations"] {
+    for table in
+        ["run_views", "run_words", "forks", "sandboxes", "events", "commands", "messages", "reservations"]
+    {
         tx.execute(&format!("DELETE FROM {table} WHERE run = ?1"), [n])?;
     }
     let (from, to) = blob_range(run);

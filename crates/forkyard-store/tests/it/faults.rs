@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forkyard_core::Attempt;
-use forkyard_store::conformance::{LONG, entry, event, events, patiently, run_id, start, step, until};
-use forkyard_store::{EventQuery, StoreError, StreamId};
+use forkyard_core::view::{RunOutcome, RunStatus};
+use forkyard_core::{Attempt, RunId, Timestamp};
+use forkyard_store::conformance::{
+    LONG, entry, event, events, patiently, run_id, start, start_with, step, until,
+};
+use forkyard_store::{EventQuery, RunCounts, RunQuery, Store, StoreError, StreamId, Words};
 use serde_json::json;
 use test_support::postgres::Postgres;
 
@@ -266,4 +269,48 @@ async fn a_server_that_is_not_there_is_said() {
     let url = Postgres::shared().database().replace("/t0", "/other");
     let refused = forkyard_store::open(&url).await.err().unwrap();
     assert!(matches!(&refused, StoreError::Unavailable(text) if text.contains("other")), "{refused:?}");
+}
+
+/// What undoes the migration that brought the search: a store as the program before it left it.
+const BEFORE_SEARCH: [&str; 4] = [
+    "DROP TABLE run_words",
+    "DROP INDEX run_views_by_end",
+    "ALTER TABLE run_views DROP COLUMN ended_as",
+    "UPDATE schema_version SET version = version - 1",
+];
+
+async fn two_runs(store: &Arc<dyn Store>) {
+    start_with(store, "a", 0, |v| v.prompt = "Größer".into()).await;
+    start_with(store, "b", 0, |v| {
+        (v.status, v.outcome, v.created_at) = (RunStatus::Ended, Some(RunOutcome::Failed), Timestamp(9))
+    })
+    .await;
+}
+
+async fn two_are_found(store: &Arc<dyn Store>) {
+    let found = async |query| store.runs(&query).await.unwrap().into_iter().map(|v| v.id).collect::<Vec<_>>();
+    let words = Words::parse("GRÖSS").unwrap();
+    assert_eq!(found(RunQuery { words, ..Default::default() }).await, Vec::<RunId>::new());
+    let words = Words::parse("GRÖßer").unwrap();
+    assert_eq!(found(RunQuery { words, ..Default::default() }).await, [run_id("a")]);
+    let outcomes = vec![RunOutcome::Failed];
+    assert_eq!(found(RunQuery { outcomes, ..Default::default() }).await, [run_id("b")]);
+    let counts = RunCounts { all: 2, live: 1, failed: 1, ..Default::default() };
+    assert_eq!(store.count_runs(&Words::default()).await.unwrap(), counts);
+}
+
+#[tokio::test]
+async fn runs_of_an_older_store_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    two_runs(&forkyard_store::open(path.to_str().unwrap()).await.unwrap()).await;
+    rusqlite::Connection::open(&path).unwrap().execute_batch(&BEFORE_SEARCH.join(";")).unwrap();
+    two_are_found(&forkyard_store::open(path.to_str().unwrap()).await.unwrap()).await;
+    let url = tokio::task::spawn_blocking(|| Postgres::shared().database()).await.unwrap();
+    two_runs(&forkyard_store::open(&url).await.unwrap()).await;
+    let pool = sqlx::PgPool::connect(&url).await.unwrap();
+    for statement in BEFORE_SEARCH {
+        sqlx::query(statement).execute(&pool).await.unwrap();
+    }
+    two_are_found(&forkyard_store::open(&url).await.unwrap()).await;
 }

@@ -245,7 +245,7 @@ async fn captured_files(yard: &Yard, run: &RunId) -> Result<(usize, u64)> {
 
 async fn old_runs(yard: &Yard, before: Timestamp) -> Result<Vec<RunView>> {
     let mut old = Vec::new();
-    let mut query = RunQuery { live: false, before: None, limit: PAGE };
+    let mut query = RunQuery { limit: PAGE, ..RunQuery::default() };
     loop {
         let page = yard.store.runs(&query).await.map_err(store_error)?;
         let Some(last) = page.last() else { return Ok(old) };

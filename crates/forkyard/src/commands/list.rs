@@ -25,7 +25,7 @@ pub struct ListArgs {
 
 impl ListArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        let query = RunQuery { live: self.live, before: None, limit: self.limit as usize };
+        let query = RunQuery { live: self.live, limit: self.limit as usize, ..RunQuery::default() };
         let runs = with_place(global, async |place| place.runs(&query).await)?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.runs/1", "runs": runs }))?;

@@ -138,6 +138,7 @@ impl ServeArgs {
             tokio::select! {
                 _ = serving => {}
                 () = tidying => {}
+                () = app.keep_figures() => {}
             }
         };
         observer.over(yard, yard.staying(until_stopped)).await;

@@ -47,7 +47,7 @@ impl WatchArgs {
 
 async fn newest(place: &dyn Place) -> Result<Target> {
     for live in [true, false] {
-        let query = RunQuery { live, before: None, limit: 1 };
+        let query = RunQuery { live, limit: 1, ..RunQuery::default() };
         if let Some(run) = place.runs(&query).await?.into_iter().next() {
             return Ok(Target { run: run.id, fork: None });
         }

@@ -431,7 +431,7 @@ impl std::fmt::Debug for Run {
 }
 
 pub(super) async fn newest(yard: &Yard, limit: usize) -> Result<Vec<String>> {
-    let query = RunQuery { live: false, before: None, limit };
+    let query = RunQuery { limit, ..RunQuery::default() };
     let runs = yard.store.runs(&query).await.map_err(store_error)?;
     Ok(runs.into_iter().map(|r| r.id.to_string()).collect())
 }

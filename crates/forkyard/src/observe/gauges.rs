@@ -115,7 +115,7 @@ impl Gauges {
 
     async fn read_store(&self) -> forkyard_store::Result<()> {
         let since = Instant::now();
-        let live = self.store.runs(&RunQuery { live: true, before: None, limit: LOOK }).await?;
+        let live = self.store.runs(&RunQuery { live: true, limit: LOOK, ..RunQuery::default() }).await?;
         self.store_seconds.record(since.elapsed().as_secs_f64(), &[]);
         for status in RUN_STATES {
             let n = live.iter().filter(|r| r.status == status).count();

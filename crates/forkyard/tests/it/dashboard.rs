@@ -53,6 +53,11 @@ fn a_killed_server_costs_no_event_and_doubles_none() {
 }
 
 #[test]
+fn all_runs_are_searched_and_followed() {
+    scenario("runs");
+}
+
+#[test]
 fn thousands_of_events_scroll() {
     scenario("flood");
 }

@@ -7,6 +7,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use super::World;
+use super::observe::until;
 use super::serve::{PATIENCE, Server};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,6 +88,29 @@ async fn a_sandbox_is_made_used_forked_and_removed() {
     assert!(stats["sandboxes"].as_array().unwrap().iter().all(|s| s["healthy"] == true), "{stats}");
     assert!(s.get(&format!("{at}/stats")).await["disk_bytes"].as_u64().unwrap() > 0);
     assert_eq!(s.get(&format!("{at}/health")).await["healthy"], true);
+    // What it used before is there for whoever asks late, and each question adds to it.
+    let first = s.get(&format!("{at}/stats/history")).await;
+    assert_eq!(
+        (&first["running"], &first["limits"]["memory_bytes"]),
+        (&json!(true), &json!(256 << 20)),
+        "{first}"
+    );
+    let last = first["samples"].as_array().unwrap().last().unwrap()["at"].as_u64().unwrap();
+    let busy = json!({ "command": ["sh", "-c", "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done"] });
+    let later = until("it was asked again", async || {
+        s.ask(Method::POST, &format!("{at}/exec"), Some(busy.clone()), 200).await;
+        let more = s.get(&format!("{at}/stats/history?after={last}")).await;
+        more["samples"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|s| s["cpu_percent"].as_f64() > Some(0.0))
+            .then_some(more)
+    })
+    .await;
+    assert!(later["samples"].as_array().unwrap().iter().all(|s| s["at"].as_u64() > Some(last)), "{later}");
+    let unknown = s.get("/api/v1/sandboxes/nobody/stats/history").await;
+    assert_eq!(unknown, json!({ "running": false, "limits": null, "samples": [] }));
     assert_eq!(s.ask(Method::POST, &format!("{at}/stop"), None, 200).await["status"], "stopped");
     assert_eq!(s.ask(Method::POST, &format!("{at}/start"), None, 200).await["status"], "running");
 

@@ -218,6 +218,10 @@ impl Views for SimStore {
         self.enter().await?;
         self.mem.runs(query).await
     }
+    async fn count_runs(&self, words: &Words) -> Result<RunCounts> {
+        self.enter().await?;
+        self.mem.count_runs(words).await
+    }
     async fn forks(&self, run: &RunId) -> Result<Vec<ForkView>> {
         self.enter().await?;
         self.mem.forks(run).await
@@ -260,6 +264,9 @@ impl Views for SimStore {
     }
     fn watch(&self, run: Option<&RunId>) -> Watch {
         self.mem.watch(run)
+    }
+    fn changes(&self) -> Changes {
+        self.mem.changes()
     }
     async fn identity(&self) -> Result<String> {
         self.mem.identity().await
