@@ -131,7 +131,7 @@ await scenario(async (w) => {
   await page.waitForFunction(() => document.activeElement?.id === "main");
   await page.locator("[aria-live=polite]", { hasText: /Do the task.* · Forkyard/ }).first().waitFor({ state: "attached" });
   await page.getByRole("link", { name: "Fork 0" }).first().waitFor();
-  await page.getByRole("tab", { name: "Forks" }).focus();
+  await page.locator("#tab-forks").focus();
   for (const [key, tab] of [["ArrowRight", "Timeline"], ["End", "Prompt"], ["ArrowRight", "Forks"], ["ArrowLeft", "Prompt"], ["Home", "Forks"]]) {
     await page.keyboard.press(key);
     await page.waitForFunction((name) => document.activeElement?.getAttribute("role") === "tab" && document.activeElement.textContent.trim().startsWith(name), tab);

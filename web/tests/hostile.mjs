@@ -23,7 +23,7 @@ text = ${toml(`model ${TAG}${STEER}`)}
 thinking = ${toml(`thought ${TAG}`)}
 tools = [
   { name = "Write", input = { file_path = ${toml(file)}, content = ${toml(`content ${TAG}\n${STEER}\n`)} } },
-  { name = "Write", input = { file_path = ${toml(test)}, content = "true\n" } },
+  { name = "Write", input = { file_path = ${toml(test)}, content = "true\\n" } },
   { name = "Bash", input = { command = ${toml(`printf '%s' '${TAG}'; printf '\\033]0;owned\\007\\033[2J\\342\\200\\256'; exit 1`)} } },
   { name = ${toml(`Nope${TAG}`)}, input = { ${toml(TAG)} = ${toml(TAG)} } },
 ]
@@ -31,8 +31,9 @@ tools = [
 text = ${toml(`last ${TAG}${STEER}`)}
 [[turn]]
 when = { message = "message" }
+repeat = true
 text = ${toml(`live ${TAG}${STEER} and many words after it so that one can read it while it is being written`)}
-word_ms = 150
+word_ms = 300
 `;
 
 await scenario(async (w) => {
@@ -100,6 +101,8 @@ await scenario(async (w) => {
   await shows("git", details.locator("pre"), file);
   await shows("base of the fork", details, branch);
   await page.goto(`${w.url}/runs/${id}`);
+  await page.getByRole("listitem").first().waitFor();
+  await w.api(`/runs/${id}/forks/0/messages`, { content: "another message" });
   await shows("what a fork does", page.getByRole("listitem").first(), `live ${SHOWN.slice(0, 60)}`);
 
   const { sandbox_id } = await w.api(`/runs/${id}/forks/1`);

@@ -198,11 +198,33 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Runs, newest first. */
+        /** Runs, newest first. With a search, an outcome or `live` only those; pages go on as before. */
         get: operations["list_runs"];
         put?: never;
         /** Submits a run. With an `Idempotency-Key` that was used before, the run that it made is the answer, with status 200. */
         post: operations["create_run"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/runs/stream": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Runs as they change: `{"run": …}` for each that is asked for, as the list has it, and `{"gone": "ID"}` for each that is
+         *     none of them any more.
+         * @description `again` says that the list should be read (again): at the start, and whenever it is not known which runs have changed.
+         *     Whoever reads it then, and takes what follows, misses nothing.
+         */
+        get: operations["stream_runs"];
+        put?: never;
+        post?: never;
         delete?: never;
         options?: never;
         head?: never;
@@ -936,6 +958,23 @@ export interface paths {
         };
         /** What a sandbox uses. */
         get: operations["sandbox_stats"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/sandboxes/{sandbox}/stats/history": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What a sandbox used until now, or until it ended. Of one that this server knows nothing about there is nothing. */
+        get: operations["sandbox_stats_history"];
         put?: never;
         post?: never;
         delete?: never;
@@ -2024,6 +2063,19 @@ export interface components {
              */
             winner?: number | null;
         };
+        /** @description All runs that a search finds, by how they are. */
+        RunCounts: {
+            /** Format: int64 */
+            all: number;
+            /** Format: int64 */
+            cancelled: number;
+            /** Format: int64 */
+            failed: number;
+            /** Format: int64 */
+            live: number;
+            /** Format: int64 */
+            success: number;
+        };
         /** @description A run with its forks and its money. */
         RunDetail: components["schemas"]["Run"] & {
             forks: components["schemas"]["Fork"][];
@@ -2040,15 +2092,33 @@ export interface components {
             /** Format: double */
             spent_usd: number;
         };
+        /** @description What became of one run: one of the two. */
+        RunNews: {
+            /** @description It is new or has changed, and is one of those that are asked for. */
+            run: components["schemas"]["Run"];
+        } | {
+            /** @description There is no such run, or it is none of those any more. */
+            gone: string;
+        };
         /** @enum {string} */
         RunOutcome: "success" | "failed" | "cancelled";
         RunPage: {
+            /** @description If they were asked for. */
+            counts?: components["schemas"]["RunCounts"];
             /** @description For the next page; null at the end. */
             next_cursor?: string | null;
             runs: components["schemas"]["Run"][];
         };
         /** @enum {string} */
         RunStatus: "pending" | "preparing" | "running" | "finishing" | "ended";
+        /** @description What a sandbox used at one time. */
+        Sample: components["schemas"]["Stats"] & {
+            /**
+             * Format: int64
+             * @description Milliseconds since 1970.
+             */
+            at: number;
+        };
         /** @description One isolated environment. */
         Sandbox: {
             achieved: components["schemas"]["Achieved"];
@@ -2221,6 +2291,14 @@ export interface components {
             network_tx_bytes: number;
             /** Format: int32 */
             processes: number;
+        };
+        /** @description What a sandbox used, as far as this server remembers: every few seconds while it ran, about an hour back. */
+        StatsHistory: {
+            limits?: components["schemas"]["Limits"] | null;
+            /** @description It runs now. */
+            running: boolean;
+            /** @description Oldest first. */
+            samples: components["schemas"]["Sample"][];
         };
         /**
          * @description Why whoever worked inside has stopped.
@@ -2439,10 +2517,13 @@ export type ResultFile = components['schemas']['ResultFile'];
 export type ResultFiles = components['schemas']['ResultFiles'];
 export type Results = components['schemas']['Results'];
 export type Run = components['schemas']['Run'];
+export type RunCounts = components['schemas']['RunCounts'];
 export type RunDetail = components['schemas']['RunDetail'];
+export type RunNews = components['schemas']['RunNews'];
 export type RunOutcome = components['schemas']['RunOutcome'];
 export type RunPage = components['schemas']['RunPage'];
 export type RunStatus = components['schemas']['RunStatus'];
+export type Sample = components['schemas']['Sample'];
 export type Sandbox = components['schemas']['Sandbox'];
 export type SandboxEvent = components['schemas']['SandboxEvent'];
 export type SandboxEvents = components['schemas']['SandboxEvents'];
@@ -2459,6 +2540,7 @@ export type Snapshots = components['schemas']['Snapshots'];
 export type Source = components['schemas']['Source'];
 export type SseMessage = components['schemas']['SseMessage'];
 export type Stats = components['schemas']['Stats'];
+export type StatsHistory = components['schemas']['StatsHistory'];
 export type StopReason = components['schemas']['StopReason'];
 export type Task = components['schemas']['Task'];
 export type TaskComplete = components['schemas']['TaskComplete'];
@@ -2799,6 +2881,15 @@ export interface operations {
             query?: {
                 /** @description Only runs that have not ended. */
                 live?: boolean;
+                /** @description Only runs that ended in one of these ways, with commas between them: `success`, `failed`, `cancelled`. */
+                outcome?: string;
+                /**
+                 * @description Only runs in whose id, repository, branch or prompt (its first 16 KiB) all these words occur, as they stand or as
+                 *     parts of others; case does not matter.
+                 */
+                search?: string;
+                /** @description Also count all runs that the search finds, by how they are. */
+                counts?: boolean;
                 limit?: number;
                 /** @description `next_cursor` of the page before. */
                 cursor?: string;
@@ -2858,6 +2949,41 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Run"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    stream_runs: {
+        parameters: {
+            query?: {
+                /** @description As in the list of runs. */
+                live?: boolean;
+                /** @description As in the list of runs. */
+                outcome?: string;
+                /** @description As in the list of runs. */
+                search?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/event-stream": components["schemas"]["RunNews"];
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -4553,6 +4679,39 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Stats"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    sandbox_stats_history: {
+        parameters: {
+            query?: {
+                /** @description Only samples after this time, in milliseconds since 1970. */
+                after?: number;
+            };
+            header?: never;
+            path: {
+                sandbox: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StatsHistory"];
                 };
             };
             /** @description What is wrong, by a stable code */
