@@ -2092,14 +2092,6 @@ export interface components {
             /** Format: double */
             spent_usd: number;
         };
-        /** @description What became of one run: one of the two. */
-        RunNews: {
-            /** @description It is new or has changed, and is one of those that are asked for. */
-            run: components["schemas"]["Run"];
-        } | {
-            /** @description There is no such run, or it is none of those any more. */
-            gone: string;
-        };
         /** @enum {string} */
         RunOutcome: "success" | "failed" | "cancelled";
         RunPage: {
@@ -2519,7 +2511,6 @@ export type Results = components['schemas']['Results'];
 export type Run = components['schemas']['Run'];
 export type RunCounts = components['schemas']['RunCounts'];
 export type RunDetail = components['schemas']['RunDetail'];
-export type RunNews = components['schemas']['RunNews'];
 export type RunOutcome = components['schemas']['RunOutcome'];
 export type RunPage = components['schemas']['RunPage'];
 export type RunStatus = components['schemas']['RunStatus'];
@@ -2983,7 +2974,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "text/event-stream": components["schemas"]["RunNews"];
+                    "text/event-stream": components["schemas"]["SseMessage"];
                 };
             };
             /** @description What is wrong, by a stable code */

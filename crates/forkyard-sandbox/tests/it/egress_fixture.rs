@@ -165,6 +165,8 @@ pub struct Net {
     pub proxy: EgressProxy,
     pub decisions: Arc<Mutex<Vec<EgressDecision>>>,
     pub state: tempfile::TempDir,
+    /// Sandboxes that were made: each has a name of its own, and counters of its own.
+    made: std::sync::atomic::AtomicU32,
 }
 
 impl Net {
@@ -187,7 +189,7 @@ impl Net {
             limits: EgressLimits::default(),
         };
         change(&mut config);
-        Net { world, names, proxy: EgressProxy::new(config), decisions, state }
+        Net { world, names, proxy: EgressProxy::new(config), decisions, state, made: Default::default() }
     }
 
     pub fn internal(route: InternalRoute) -> Net {
@@ -216,7 +218,8 @@ impl Net {
     pub async fn sandbox_limited(&self, spec: NetworkSpec, bytes_per_s: Option<u64>) -> Inside {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let proxy = listener.local_addr().unwrap();
-        let id = SandboxId::new("s1").unwrap();
+        let number = self.made.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+        let id = SandboxId::new(format!("s{number}")).unwrap();
         let serving = self.proxy.listen(&id, &spec, bytes_per_s, EgressListener::Tcp(listener)).unwrap();
         let ca = self.proxy.authority().certificate().clone();
         Inside { proxy, serving, trusted: vec![ca, self.world.root.clone()] }

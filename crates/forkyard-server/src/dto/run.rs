@@ -192,7 +192,7 @@ pub struct FollowRuns {
 }
 
 /// What became of one run: one of the two.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunNews {
     /// It is new or has changed, and is one of those that are asked for.

@@ -362,18 +362,18 @@ pub(super) async fn say(
     content: &str,
     key: Option<String>,
 ) -> Result<(StatusCode, Json<Queued>)> {
-    if fork.outcome.is_some() {
-        return Err(ApiError::new(
-            Code::Ended,
-            format!("fork {} of {} has ended: nobody would read it", fork.fork, run.id),
-        ));
-    }
     // Line breaks and tabs are text; what else steers a terminal is not.
     let content: String = content.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect();
     let chars = content.chars().count();
     if content.trim().is_empty() || chars > MAX_MESSAGE_CHARS {
         let fix = format!("write 1 to {MAX_MESSAGE_CHARS} characters");
         return Err(ApiError::field("content", format!("{chars} characters"), "can't be sent", &fix));
+    }
+    if fork.outcome.is_some() {
+        return Err(ApiError::new(
+            Code::Ended,
+            format!("fork {} of {} has ended: nobody would read it", fork.fork, run.id),
+        ));
     }
     let target = format!("{}/{}", run.id, fork.fork);
     app.record(by, "fork.message", &target, json!({ "type": kind, "content": content })).await?;

@@ -13,7 +13,8 @@ use serde_json::json;
 
 use crate::App;
 use crate::access::Principal;
-use crate::dto::run::{Accepted, CreateRun, FollowRuns, ListRuns, Run, RunDetail, RunNews, RunPage, wanted};
+use crate::dto::event::SseMessage;
+use crate::dto::run::{Accepted, CreateRun, FollowRuns, ListRuns, Run, RunDetail, RunPage, wanted};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
 use crate::page;
@@ -54,7 +55,7 @@ pub(super) async fn list_runs(State(app): State<App>, Query(q): Query<ListRuns>)
 /// `again` says that the list should be read (again): at the start, and whenever it is not known which runs have changed.
 /// Whoever reads it then, and takes what follows, misses nothing.
 #[utoipa::path(get, path = "/api/v1/runs/stream", tag = "runs", params(FollowRuns), security(("token" = ["read"])),
-    responses((status = 200, content_type = "text/event-stream", body = RunNews)))]
+    responses((status = 200, content_type = "text/event-stream", body = SseMessage)))]
 pub(super) async fn stream_runs(
     State(app): State<App>,
     Extension(by): Extension<Principal>,
