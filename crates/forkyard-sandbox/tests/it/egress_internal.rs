@@ -34,9 +34,11 @@ const POST: &str = "HTTP/1.1\r\nHost: forkyard.internal\r\nX-Forkyard-Sandbox: v
 #[tokio::test]
 async fn every_mode_and_protocol_reaches_it() {
     let net = Net::internal(InternalRoute::Service(Arc::new(Echo)));
-    for mode in [NetworkMode::None, NetworkMode::Isolated, NetworkMode::Bridge] {
+    let modes = [("s1", NetworkMode::None), ("s2", NetworkMode::Isolated), ("s3", NetworkMode::Bridge)];
+    for (id, mode) in modes {
         let inside = net.sandbox(NetworkSpec { mode, ..Default::default() }).await;
-        let expected = "s1 POST /v1/x hi false";
+        let expected = format!("{id} POST /v1/x hi false");
+        let expected = expected.as_str();
         let answer = inside.say(format!("POST http://forkyard.internal/v1/x {POST}")).await;
         assert!(answer.ends_with(expected), "{answer}");
         // As to a server, for tools that know no proxy.
