@@ -210,7 +210,7 @@ fn listen(process: &mut Process, ends: &Ends) -> std::thread::JoinHandle<()> {
 }
 
 async fn budget_holds(url: String) {
-    let (kills, limit) = if is_full_scale() { (30, Usd::dollars(20)) } else { (3, Usd::dollars(3)) };
+    let (kills, limit) = if is_full_scale() { (30, Usd::dollars(80)) } else { (3, Usd::dollars(8)) };
     let server = ModelServer::start().await;
     server.brain(|seen| {
         let n = seen.raw.bytes().map(u32::from).sum::<u32>();
