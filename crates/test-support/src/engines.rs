@@ -20,7 +20,7 @@ use forkyard_store::{EventQuery, Recorded, SandboxQuery, Store};
 use crate::sim::files::COST;
 
 /// Long enough for the slowest machine; a scenario that hangs says so.
-const PATIENCE: Duration = Duration::from_secs(180);
+const PATIENCE: Duration = Duration::from_secs(420);
 
 /// An engine under test.
 pub trait Rig: Send + Sync {
