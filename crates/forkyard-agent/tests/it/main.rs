@@ -1,4 +1,5 @@
 mod agent_chain;
+mod agent_journals;
 mod agent_loop;
 mod agent_overhead;
 mod agent_real;

@@ -1,19 +1,22 @@
 //! Logs as releases wrote them, kept for ever: each replays to the views that were recorded with it.
 //!
-//! A folder under `tests/fixtures` is one version of the stored form. It is written once, by
-//! `cargo test -p forkyard-core -- --ignored write_the_logs_of_this_version`, and never changed. A field that a view got
-//! later is not looked at; one that was recorded has to be there and mean the same.
+//! A folder under `tests/fixtures` is one writing of the stored form. It is written once, by
+//! `cargo nextest run --workspace --run-ignored only -E 'test(write_the_logs_of_this_version)'`, and never changed. A field that
+//! a view got later is not looked at; one that was recorded has to be there and mean the same.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use forkyard_core::fork::{Fork, ForkInput, ForkPlan};
-use forkyard_core::run::{Command, Run};
-use forkyard_core::spec::RunSpec;
+use forkyard_core::budget::{Balance, BudgetLimits, ForkBalance};
+use forkyard_core::fork::{Fork, ForkEvent, ForkInput, ForkPlan};
+use forkyard_core::pending::TaskEvent;
+use forkyard_core::run::{Command, Run, RunEvent};
+use forkyard_core::sandbox::{LimitsOverride, NetworkMode, ProviderKind, Root, Volume};
+use forkyard_core::spec::*;
 use forkyard_core::task::*;
-use forkyard_core::view::View;
-use forkyard_core::{Millis, Timestamp, Usd, event};
+use forkyard_core::view::{DiffStat, EngineKind, View};
+use forkyard_core::{Millis, SandboxId, SnapshotId, Timestamp, Usd, event};
 use serde_json::{Map, Value, json};
 
 use crate::harness::*;
@@ -22,41 +25,106 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
-/// Kinds that every fixture of version 1 has between them: no name may be lost.
-const KINDS_OF_V1: &[&str] = &[
-    "fork.ended",
-    "fork.gave_up",
-    "fork.lingering",
-    "fork.message_noticed",
-    "fork.phase_entered",
-    "fork.sandbox_handed_over",
-    "fork.sandbox_lost",
-    "fork.started",
-    "fork.taken_over",
-    "fork.task_failed",
-    "fork.task_started",
-    "fork.task_stopping",
-    "fork.task_succeeded",
-    "fork.timed_out",
-    "fork.wished",
-    "run.cancelled",
-    "run.command_refused",
-    "run.detached",
-    "run.ended",
-    "run.fork_cancelled",
-    "run.fork_ended",
-    "run.fork_started",
-    "run.forks_added",
-    "run.gave_up",
-    "run.paused",
-    "run.phase_entered",
-    "run.resumed",
-    "run.submitted",
-    "run.taken_over",
-    "run.task_failed",
-    "run.task_started",
-    "run.task_succeeded",
-];
+/// Where this release's logs are: the second writing of version 1, whose events got fields and company since the first.
+const WRITING: &str = "v1-2";
+
+/// The names of an enum's cases. A new case does not compile until it has a name here, and then a fixture has to hold it.
+macro_rules! names {
+    ($name_of:ident, $all:ident: $type:ty { $($case:pat => $name:literal),+ $(,)? }) => {
+        const $all: &[&str] = &[$($name),+];
+        fn $name_of(value: &$type) -> &'static str {
+            match value { $($case => $name),+ }
+        }
+    };
+}
+
+names!(run_kind, RUN_KINDS: RunEvent {
+    RunEvent::Submitted { .. } => "run.submitted",
+    RunEvent::Task(TaskEvent::Started { .. }) => "run.task_started",
+    RunEvent::Task(TaskEvent::Succeeded { .. }) => "run.task_succeeded",
+    RunEvent::Task(TaskEvent::Failed { .. }) => "run.task_failed",
+    RunEvent::Task(TaskEvent::Stopping { .. }) => "run.task_stopping",
+    RunEvent::GaveUp { .. } => "run.gave_up",
+    RunEvent::ForkStarted { .. } => "run.fork_started",
+    RunEvent::ForkEnded { .. } => "run.fork_ended",
+    RunEvent::ForksAdded { .. } => "run.forks_added",
+    RunEvent::Paused => "run.paused",
+    RunEvent::Resumed => "run.resumed",
+    RunEvent::Detached => "run.detached",
+    RunEvent::Cancelled => "run.cancelled",
+    RunEvent::ForkCancelled { .. } => "run.fork_cancelled",
+    RunEvent::Refused { .. } => "run.command_refused",
+    RunEvent::BudgetWarning(_) => "run.budget_warning",
+    RunEvent::PhaseEntered { .. } => "run.phase_entered",
+    RunEvent::TakenOver { .. } => "run.taken_over",
+    RunEvent::Ended { .. } => "run.ended",
+});
+
+names!(fork_kind, FORK_KINDS: ForkEvent {
+    ForkEvent::Started { .. } => "fork.started",
+    ForkEvent::Task(TaskEvent::Started { .. }) => "fork.task_started",
+    ForkEvent::Task(TaskEvent::Succeeded { .. }) => "fork.task_succeeded",
+    ForkEvent::Task(TaskEvent::Failed { .. }) => "fork.task_failed",
+    ForkEvent::Task(TaskEvent::Stopping { .. }) => "fork.task_stopping",
+    ForkEvent::Wished { .. } => "fork.wished",
+    ForkEvent::TimedOut => "fork.timed_out",
+    ForkEvent::PhaseEntered { .. } => "fork.phase_entered",
+    ForkEvent::Lingering { .. } => "fork.lingering",
+    ForkEvent::MessageNoticed => "fork.message_noticed",
+    ForkEvent::SandboxLost { .. } => "fork.sandbox_lost",
+    ForkEvent::TakenOver { let_go: false, .. } => "fork.taken_over",
+    ForkEvent::TakenOver { let_go: true, .. } => "fork.taken_over, let go",
+    ForkEvent::GaveUp { .. } => "fork.gave_up",
+    ForkEvent::HandedOver { .. } => "fork.sandbox_handed_over",
+    ForkEvent::Ended { .. } => "fork.ended",
+});
+
+names!(task_name, TASKS: Task {
+    Task::PrepareBase { .. } => "prepare_base",
+    Task::VerifyBase { .. } => "verify_base",
+    Task::CheckBudget => "check_budget",
+    Task::CreateSandbox { .. } => "create_sandbox",
+    Task::HealthCheck { .. } => "health_check",
+    Task::RunAgent { .. } => "run_agent",
+    Task::Collect { .. } => "collect",
+    Task::Verify { .. } => "verify",
+    Task::Publish { .. } => "publish",
+    Task::Destroy { .. } => "destroy",
+});
+
+names!(output_name, OUTPUTS: Output {
+    Output::Base(_) => "base",
+    Output::BaseVerified(_) => "base_verified",
+    Output::BudgetOk => "budget_ok",
+    Output::Created { .. } => "created",
+    Output::Healthy => "healthy",
+    Output::Agent(AgentReport { stop: AgentStop::Finished, .. }) => "agent, finished",
+    Output::Agent(AgentReport { stop: AgentStop::MaxTurns, .. }) => "agent, max_turns",
+    Output::Agent(AgentReport { stop: AgentStop::Refused, .. }) => "agent, refused",
+    Output::Agent(AgentReport { stop: AgentStop::BudgetExceeded, .. }) => "agent, budget_exceeded",
+    Output::Collected(_) => "collected",
+    Output::Verified(_) => "verified",
+    Output::Published { .. } => "published",
+    Output::Destroyed => "destroyed",
+});
+
+names!(class_name, CLASSES: ErrorClass {
+    ErrorClass::Transient => "transient",
+    ErrorClass::Permanent => "permanent",
+    ErrorClass::SandboxLost => "sandbox_lost",
+    ErrorClass::BudgetExceeded => "budget_exceeded",
+    ErrorClass::Cancelled => "cancelled",
+});
+
+/// What is inside of what happened to a task.
+fn task_names(event: &TaskEvent) -> &'static str {
+    match event {
+        TaskEvent::Started { task, .. } => task_name(task),
+        TaskEvent::Succeeded { output, .. } => output_name(output),
+        TaskEvent::Failed { error, .. } => class_name(&error.class),
+        TaskEvent::Stopping { .. } => "stopping",
+    }
+}
 
 fn lines(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap();
@@ -146,22 +214,44 @@ fn old_logs_replay_to_what_they_meant() {
             seen += 1;
         }
     }
-    assert!(seen >= 10, "only {seen} logs: where are the others?");
+    assert!(seen >= 26, "only {seen} logs: where are the others?");
 }
 
+/// Whatever this release can write was written once, and is read again by every release after it.
 #[test]
-fn no_kind_of_event_is_lost() {
-    let kinds: BTreeSet<String> = logs(&fixtures().join("v1"))
-        .iter()
-        .flat_map(|log| Line::read(log).into_iter().map(|l| l.kind))
-        .collect();
-    assert_eq!(kinds.iter().map(String::as_str).collect::<Vec<_>>(), KINDS_OF_V1);
+fn every_kind_of_event_has_a_fixture() {
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
+    for log in logs(&fixtures().join(WRITING)) {
+        for line in Line::read(&log) {
+            assert_eq!(line.version, event::VERSION, "a new version is a new writing");
+            let kind = if line.kind.starts_with("run.") {
+                let event = event::decode_run(&line.kind, line.version, line.data).unwrap();
+                if let RunEvent::Task(task) = &event {
+                    seen.insert(task_names(task));
+                }
+                run_kind(&event)
+            } else {
+                let event = event::decode_fork(&line.kind, line.version, line.data).unwrap();
+                match &event {
+                    ForkEvent::Task(task) => seen.insert(task_names(task)),
+                    ForkEvent::SandboxLost { error, .. } => seen.insert(class_name(&error.class)),
+                    _ => false,
+                };
+                fork_kind(&event)
+            };
+            assert!(kind.starts_with(&line.kind), "{kind} is stored as {}", line.kind);
+            seen.insert(kind);
+        }
+    }
+    for name in [RUN_KINDS, FORK_KINDS, TASKS, OUTPUTS, CLASSES].concat() {
+        assert!(seen.contains(name), "no fixture has {name}: write the logs of this version");
+    }
 }
 
 // ---- how they were written
 
 fn write<E: serde::Serialize>(name: &str, log: &[(Timestamp, E)], views: Vec<View>) {
-    let folder = fixtures().join(format!("v{}", event::VERSION));
+    let folder = fixtures().join(WRITING);
     fs::create_dir_all(&folder).unwrap();
     let text: String = log
         .iter()
@@ -177,7 +267,7 @@ fn write<E: serde::Serialize>(name: &str, log: &[(Timestamp, E)], views: Vec<Vie
 #[test]
 #[ignore = "writes the fixtures of a new version"]
 fn write_the_logs_of_this_version() {
-    let folder = fixtures().join(format!("v{}", event::VERSION));
+    let folder = fixtures().join(WRITING);
     assert!(!folder.exists(), "{} is there: logs that were released are never changed", folder.display());
 
     // A fork with every kind of trouble that still ends well.
@@ -232,6 +322,35 @@ fn write_the_logs_of_this_version() {
     rig.finish();
     write("fork-kept", &rig.log, rig.fork.views());
 
+    // Everything that can be said of a fork is said of this one. Its user let go of it and came back.
+    let mut rig = Rig::new(ForkPlan { spec: full_fork(), ..plan() });
+    rig.until(TaskKind::RunAgent);
+    rig.tasks.clear();
+    let last_driven = Some(rig.now);
+    rig.pass(60_000);
+    rig.input(ForkInput::Takeover { wish: None, journal_len: 1, last_driven, let_go: true });
+    let partial = Some(full_report(AgentStop::Finished));
+    rig.answer(Err(TaskError { partial, ..TaskError::new(ErrorClass::Transient, "the model was away") }));
+    rig.fire();
+    rig.answer(Ok(Output::Agent(full_report(AgentStop::MaxTurns))));
+    rig.answer(Ok(Output::Collected(full_collected())));
+    rig.answer(Ok(Output::Verified(full_verdict())));
+    rig.finish();
+    write("fork-full", &rig.log, rig.fork.views());
+
+    for (name, stop) in [("refused", AgentStop::Refused), ("spent", AgentStop::BudgetExceeded)] {
+        let mut rig = Rig::new(plan());
+        rig.until(TaskKind::RunAgent);
+        rig.answer(Ok(Output::Agent(full_report(stop))));
+        rig.finish();
+        write(&format!("fork-{name}"), &rig.log, rig.fork.views());
+    }
+
+    let mut rig = Rig::new(plan());
+    rig.answer(bad(ErrorClass::BudgetExceeded));
+    rig.finish();
+    write("fork-penniless", &rig.log, rig.fork.views());
+
     // A run of two forks and one that is added; it is paused, left, taken over, and told what it can't do.
     let mut spec = RunSpec::new("/repo", "p", "script", 2);
     spec.verify = Some("true".into());
@@ -283,9 +402,133 @@ fn write_the_logs_of_this_version() {
     assert!(rig.run.is_ended());
     write("run-lost", &rig.log, rig.run.views());
 
+    // Everything that can be said of a run; its limits are nearly used up.
+    let mut rig = RunRig::new(full_run());
+    rig.answer_all();
+    let spent = ForkBalance { spent: Usd(900_000), ..ForkBalance::default() };
+    rig.input(forkyard_core::run::RunInput::Spent(Balance {
+        limits: full_run().budget,
+        spent: Usd(4_900_000),
+        reserved: Usd(1000),
+        forks: BTreeMap::from([(0, spent)]),
+    }));
+    for fork in rig.live() {
+        rig.end_fork(fork, result(fork));
+    }
+    for fork in rig.live() {
+        rig.end_fork(fork, result(fork));
+    }
+    rig.answer_all();
+    assert!(rig.run.is_ended());
+    write("run-full", &rig.log, rig.run.views());
+
+    let mut rig = RunRig::new(spec.clone());
+    rig.command(Command::Cancel);
+    rig.answer_all();
+    assert!(rig.run.is_ended());
+    write("run-stopped", &rig.log, rig.run.views());
+
     let mut rig = RunRig::new(spec);
     rig.answer(TaskKind::PrepareBase, bad(ErrorClass::Permanent));
     rig.answer_all();
     assert!(rig.run.is_ended());
     write("run-failed", &rig.log, rig.run.views());
+}
+
+// ---- with every field
+
+fn full_report(stop: AgentStop) -> AgentReport {
+    AgentReport {
+        stop,
+        final_response: "done, as far as it goes".into(),
+        turns: 7,
+        tool_calls: 12,
+        errors: 2,
+        tokens: Tokens { input: 1000, output: 200, cache_write: 300, cache_read: 4000 },
+        cost: Usd(12_345),
+    }
+}
+
+fn full_collected() -> Collected {
+    Collected {
+        commit: "0123456789abcdef0123456789abcdef01234567".into(),
+        diff: DiffStat { files: 3, added: 20, removed: 4 },
+        from_checkpoint: true,
+        captured: vec!["report.html".into()],
+        edited_tests: vec!["tests/a.rs".into()],
+        commits: 2,
+        commits_left_out: Some("a commit is not a descendant of the base".into()),
+    }
+}
+
+fn full_verdict() -> Verdict {
+    Verdict { passed: Some(false), score: Some(0.5), exit_code: Some(1), output: "1 test failed\n".into() }
+}
+
+fn full_limits() -> LimitsOverride {
+    LimitsOverride {
+        memory_bytes: Some(1 << 30),
+        cpus: Some(1.5),
+        disk_bytes: Some(2 << 30),
+        processes: Some(100),
+        network_bytes_per_s: Some(1 << 20),
+    }
+}
+
+fn full_fork() -> ForkSpec {
+    ForkSpec {
+        name: Some("careful".into()),
+        prompt: "fix the tests".into(),
+        model: "script".into(),
+        system_prompt: Some("be brief".into()),
+        root: Some(Root::Image("debian:12".into())),
+        limits: full_limits(),
+        capture: vec!["*.html".into()],
+        parent: None,
+    }
+}
+
+fn full_run() -> RunSpec {
+    let child = ForkSpec { root: None, parent: Some(SandboxId::new("given").unwrap()), ..full_fork() };
+    let frozen = ForkSpec { root: Some(Root::Snapshot(SnapshotId::new("s1").unwrap())), ..full_fork() };
+    RunSpec {
+        engine: EngineKind::Temporal,
+        repo: RepoSpec { source: "/repo".into(), branch: Some("main".into()), dirty: true },
+        forks: vec![full_fork(), child, frozen],
+        max_concurrent: 3,
+        fork_timeout: Millis::minutes(10),
+        budget: BudgetLimits { run: Some(Usd(5_000_000)), fork: Some(Usd(1_000_000)) },
+        sandbox: SandboxPlan {
+            provider: ProviderKind::Docker,
+            root: Root::Directory("/srv/root".into()),
+            limits: full_limits(),
+            network: NetworkPlan {
+                mode: NetworkMode::Bridge,
+                allow: vec!["example.com:ro".into()],
+                no_default_allow: true,
+                secrets: vec!["token".into()],
+            },
+            env: BTreeMap::from([("LANG".into(), "C".into())]),
+            volumes: vec![Volume { host_path: "/srv/data".into(), path: "/data".into(), writable: true }],
+            strict: true,
+        },
+        setup: Some("make deps".into()),
+        verify: Some("make test".into()),
+        score: Some("make score".into()),
+        protect: vec!["tests/**".into()],
+        linger: Millis::secs(5),
+        keep: true,
+        until_verified: Some(UntilVerified { verified: 1, max_forks: 5 }),
+        max_turns: 50,
+        agent: AgentPlan {
+            permission_mode: Some("plan".into()),
+            allowed_tools: vec!["Bash".into()],
+            disallowed_tools: vec!["Write".into()],
+            prompt_template: Some("{prompt}".into()),
+            max_tool_calls: Some(5),
+            effort: Some(Effort::High),
+            max_output_tokens: Some(4096),
+            in_sandbox: true,
+        },
+    }
 }
