@@ -170,16 +170,24 @@ impl Pending {
         self.slots.retain(|s, e| s != slot || matches!(e.state, State::Running { .. }));
     }
 
-    /// The driver is gone: what ran is lost.
-    pub fn lose_all(&mut self, loss: Loss) {
+    /// The driver is gone: what ran is lost. What waits for its next try waits no longer than it would from now on: the new
+    /// driver's clock may be behind the one that said until when.
+    pub fn lose_all(&mut self, now: Timestamp, loss: Loss) {
         for e in self.slots.values_mut() {
-            if let State::Running { .. } = e.state {
-                e.losses = match loss {
-                    Loss::Uncounted => e.losses,
-                    Loss::AfterProgress => 1,
-                    Loss::Counted => e.losses + 1,
-                };
-                e.state = State::Lost;
+            match &mut e.state {
+                State::Running { .. } => {
+                    e.losses = match loss {
+                        Loss::Uncounted => e.losses,
+                        Loss::AfterProgress => 1,
+                        Loss::Counted => e.losses + 1,
+                    };
+                    e.state = State::Lost;
+                }
+                State::Waiting { until, .. } => {
+                    let delay = e.task.kind().retry().delay(e.errors).unwrap_or_default();
+                    *until = (*until).min(now + delay);
+                }
+                State::Lost => {}
             }
         }
     }

@@ -95,8 +95,15 @@ pub trait Inbox {
 pub trait Leases {
     /// None while another's lease is valid. A new tenure has a larger token than all before it, also for the same owner.
     async fn acquire(&self, run: &RunId, owner: &str, ttl: Duration) -> Result<Option<Lease>>;
-    /// Err([`StoreError::LeaseLost`]) if somebody else has it, or had it since. Late is not lost.
-    async fn renew(&self, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()>;
+    /// Err([`StoreError::LeaseLost`]) if somebody else has it, or had it since. Late is not lost. `driven` is until when the
+    /// holder has driven the run, for whoever comes after it ([`Lease::last_driven`]); None leaves what was said before.
+    async fn renew(
+        &self,
+        run: &RunId,
+        token: LeaseToken,
+        ttl: Duration,
+        driven: Option<Timestamp>,
+    ) -> Result<()>;
     /// Ok if it is not ours any more.
     async fn release(&self, run: &RunId, token: LeaseToken) -> Result<()>;
     /// Whose lease is valid now. Whoever knows that the holder is gone may release it by its token.

@@ -172,7 +172,8 @@ pub struct StoredMessage {
 pub struct Lease {
     pub run: RunId,
     pub token: LeaseToken,
-    /// When the tenure before this one was renewed for the last time (wall clock); None if there was none.
+    /// Until when a tenure before this one has driven the run, by the clock of that one; None if none has said so. The store has
+    /// no part in it: between two clocks nothing could be measured.
     pub last_driven: Option<Timestamp>,
 }
 

@@ -38,6 +38,8 @@ const STORE_PATIENCE: Duration = Duration::from_secs(20);
 const STORE_RETRY: Duration = Duration::from_millis(500);
 /// A busy run changes at every step of every fork: it is looked at this often at most.
 const STOP_EVERY: Duration = Duration::from_millis(50);
+/// How often the room of ended forks is looked for while others wait for it.
+const FREE_EVERY: Duration = Duration::from_secs(1);
 /// Forks whose specs are kept at hand.
 const MAX_SPECS: usize = 1024;
 
@@ -446,10 +448,25 @@ impl Hand {
             return;
         }
         let slot = match kind {
-            TaskKind::CreateSandbox => self.config.slots.acquire(run).await,
-            _ => self.config.slots.take(),
+            TaskKind::CreateSandbox => self.wait_for_room(run, fork).await,
+            _ => self.config.slots.take(run, fork),
         };
         lock(&self.taken).insert(key, slot);
+    }
+
+    /// While somebody waits, the room of forks that have ended elsewhere is looked for.
+    async fn wait_for_room(&self, run: &RunId, fork: ForkNum) -> Slot {
+        let mut room = std::pin::pin!(self.config.slots.acquire(run, fork));
+        loop {
+            tokio::select! {
+                biased;
+                slot = &mut room => return slot,
+                () = tokio::time::sleep(FREE_EVERY) => {}
+            }
+            if let Err(e) = self.free_room().await {
+                tracing::warn!("room of forks that have ended could not be looked for: {e}");
+            }
+        }
     }
 
     async fn write_patiently(&self, record: &Record) -> Result<(), ActivityError> {

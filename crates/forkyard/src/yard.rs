@@ -109,6 +109,7 @@ impl Yard {
         };
         let mut config = EmbeddedConfig::new(host.clone(), owner.clone());
         config.host_limit = settings.host_concurrency as usize;
+        config.places = Some(settings.home.join("places"));
         config.lost_after = settings.heartbeat_timeout.as_duration();
         let engine = Embedded::new(
             store.clone(),

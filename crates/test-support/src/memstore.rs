@@ -48,7 +48,7 @@ struct LeaseData {
     token: LeaseToken,
     owner: Option<String>,
     expires: Instant,
-    renewed: Timestamp,
+    driven: Option<Timestamp>,
 }
 
 #[derive(Default)]
@@ -75,7 +75,7 @@ pub struct MemStore {
     data: Mutex<Data>,
     watchers: Mutex<Watchers>,
     bugs: BTreeSet<u8>,
-    /// What wall clock leases are stamped with.
+    /// A wall clock.
     epoch: (Timestamp, Instant),
 }
 
@@ -417,38 +417,38 @@ impl Inbox for MemStore {
 impl Leases for MemStore {
     async fn acquire(&self, run: &RunId, owner: &str, ttl: Duration) -> Result<Option<Lease>> {
         check::key("a lease's owner", owner)?;
-        let now = self.now();
         self.run_mut(run, |r| {
             let own = r.lease.as_ref().is_some_and(|l| l.owner.as_deref() == Some(owner));
             if r.is_held() && !own {
                 return Ok(None);
             }
             let token = r.lease.as_ref().map_or(0, |l| l.token) + 1;
-            let last_driven = r.lease.as_ref().map(|l| l.renewed);
+            let last_driven = r.lease.as_ref().and_then(|l| l.driven);
             let expires = Instant::now() + ttl;
-            r.lease = Some(LeaseData { token, owner: Some(owner.into()), expires, renewed: now });
+            r.lease = Some(LeaseData { token, owner: Some(owner.into()), expires, driven: last_driven });
             Ok(Some(Lease { run: run.clone(), token, last_driven }))
         })
     }
-    async fn renew(&self, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()> {
-        let now = self.now();
+    async fn renew(
+        &self,
+        run: &RunId,
+        token: LeaseToken,
+        ttl: Duration,
+        driven: Option<Timestamp>,
+    ) -> Result<()> {
         self.run_mut(run, |r| match &mut r.lease {
             Some(l) if l.token == token && l.owner.is_some() => {
                 l.expires = Instant::now() + ttl;
-                l.renewed = now;
+                l.driven = driven.or(l.driven);
                 Ok(())
             }
             Some(_) | None => Err(StoreError::LeaseLost),
         })
     }
     async fn release(&self, run: &RunId, token: LeaseToken) -> Result<()> {
-        let now = self.now();
         let given = self.with(|d| {
             let lease = d.runs.get_mut(run).and_then(|r| r.lease.as_mut());
-            Ok(lease.filter(|l| l.token == token && l.owner.is_some()).map(|l| {
-                l.owner = None;
-                l.renewed = now;
-            }))
+            Ok(lease.filter(|l| l.token == token && l.owner.is_some()).map(|l| l.owner = None))
         })?;
         if given.is_some() {
             self.notify(run);

@@ -130,6 +130,21 @@ impl Postgres {
         }
     }
 
+    /// Stops the server and all that it has started where they are (SIGSTOP), until the answer is dropped.
+    pub fn stand_still(&self) -> StandsStill {
+        let server = self.server.lock().expect("no test panics in here");
+        let server = server.as_ref().expect("it runs").pid;
+        // The first starts the others, so it comes first.
+        let mut stopped = StandsStill(vec![server]);
+        signal(server, libc::SIGSTOP);
+        let children = std::fs::read_to_string(format!("/proc/{server}/task/{server}/children"));
+        for pid in children.expect("its processes").split_whitespace().flat_map(str::parse) {
+            stopped.0.push(pid);
+            signal(pid, libc::SIGSTOP);
+        }
+        stopped
+    }
+
     /// Starts the server again and waits until it answers.
     pub fn restart(&self) {
         self.kill();
@@ -179,6 +194,17 @@ impl Postgres {
             let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
             assert!(begun.elapsed() < PATIENCE, "PostgreSQL does not start:\n{log}");
             std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Goes on when dropped.
+pub struct StandsStill(Vec<i32>);
+
+impl Drop for StandsStill {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            signal(*pid, libc::SIGCONT);
         }
     }
 }

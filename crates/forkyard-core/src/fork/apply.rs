@@ -15,6 +15,7 @@ impl Fork {
             wish,
             driven: Millis::ZERO,
             since: None,
+            last_driven: None,
             sandboxes: BTreeMap::new(),
             work: None,
             agent_ran: false,
@@ -79,12 +80,16 @@ impl Fork {
                     (false, false) => Loss::Counted,
                 };
                 self.journal_len = *journal_len;
-                self.pending.lose_all(loss);
+                self.pending.lose_all(at, loss);
+                // By the new driver's clock, which may be behind.
+                self.linger_until = self.linger_until.map(|until| until.min(at + self.plan.linger));
                 if let Some(since) = self.since {
-                    let seen = last_driven.unwrap_or(since).clamp(since, at.max(since));
-                    self.driven = self.driven + seen.since(since);
+                    // What was said before the last driver came is by another clock than its own.
+                    let said = last_driven.filter(|_| *last_driven != self.last_driven);
+                    self.driven = self.driven + said.unwrap_or(since).since(since);
                     self.since = Some(at);
                 }
+                self.last_driven = *last_driven;
             }
             ForkEvent::GaveUp { slot, error } => {
                 let kind = self.pending.get(slot).map(|e| e.task.clone());

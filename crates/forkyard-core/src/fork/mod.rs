@@ -79,6 +79,7 @@ pub enum ForkInput {
         wish: Option<Wish>,
         /// Where the agent's last progress stands. If it is where it was, the loss counts.
         journal_len: u64,
+        /// Until when the driver before it drove, by that one's clock; what another one before said is no news.
         last_driven: Option<Timestamp>,
         /// The driver before let go on purpose: nothing counts as lost.
         let_go: bool,
@@ -184,6 +185,8 @@ pub struct Fork {
     driven: Millis,
     /// Since when time counts; None while paused and in phases that have limits of their own.
     since: Option<Timestamp>,
+    /// Until when it had been driven when its last driver came, as that one was told.
+    last_driven: Option<Timestamp>,
     sandboxes: BTreeMap<SandboxId, SandboxEntry>,
     work: Option<SandboxId>,
     agent_ran: bool,

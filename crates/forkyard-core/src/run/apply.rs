@@ -75,7 +75,7 @@ impl Run {
             }
             RunEvent::TakenOver { tenure } => {
                 self.tenure = *tenure;
-                self.pending.lose_all(if self.detached { Loss::Uncounted } else { Loss::Counted });
+                self.pending.lose_all(at, if self.detached { Loss::Uncounted } else { Loss::Counted });
             }
             RunEvent::Ended { outcome, ranking } => {
                 self.phase = RunPhase::Ended;

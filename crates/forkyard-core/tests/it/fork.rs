@@ -1,7 +1,7 @@
 use forkyard_core::fork::{ForkInput, ForkPlan, Phase};
 use forkyard_core::task::*;
 use forkyard_core::view::{ForkOutcome, Lifecycle, SandboxState, View};
-use forkyard_core::{Attempt, Millis};
+use forkyard_core::{Attempt, Millis, Timestamp};
 
 use crate::harness::*;
 
@@ -187,6 +187,40 @@ fn time_without_a_driver_does_not_count() {
     rig.input(ForkInput::Takeover { wish: None, journal_len: 1, last_driven: Some(last), let_go: false });
     rig.finish();
     assert_eq!(rig.fork.result().driven, Millis::secs(30));
+}
+
+/// The new driver's clock is hours behind that of the one before.
+#[test]
+fn nothing_waits_longer_by_a_clock_that_is_behind() {
+    let hours = Millis::minutes(300);
+    let taken = |rig: &mut Rig| {
+        let last_driven = Some(rig.now);
+        rig.now = rig.now - hours;
+        (rig.tasks, rig.timers) = (vec![], vec![]);
+        rig.input(ForkInput::Takeover { wish: None, journal_len: 1, last_driven, let_go: false });
+    };
+    let due = |rig: &Rig, timer: Timer| {
+        let found = rig.timers.iter().find(|t| t.0 == timer).expect("it is set");
+        found.1.since(rig.now)
+    };
+    let noon = Timestamp(1_700_000_000_000);
+    let mut rig = Rig::at(noon, plan());
+    rig.until(TaskKind::CreateSandbox);
+    let serial = rig.tasks[0].serial;
+    rig.answer(bad(ErrorClass::Transient));
+    taken(&mut rig);
+    assert_eq!(due(&rig, Timer::Retry(serial)), Millis::secs(5));
+    assert_eq!(due(&rig, Timer::Deadline), plan().timeout);
+    rig.fire();
+    rig.until(TaskKind::RunAgent);
+
+    let linger = Millis::secs(60);
+    let mut rig = Rig::at(noon, ForkPlan { linger, ..plan() });
+    rig.until(TaskKind::RunAgent);
+    rig.answer_good();
+    taken(&mut rig);
+    assert_eq!(due(&rig, Timer::Linger), linger);
+    rig.finish();
 }
 
 #[test]

@@ -79,7 +79,9 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(plan: ForkPlan) -> Rig {
-        let now = Timestamp(1_000_000);
+        Rig::at(Timestamp(1_000_000), plan)
+    }
+    pub fn at(now: Timestamp, plan: ForkPlan) -> Rig {
         let (fork, step) = Fork::start(now, plan, Wish::default());
         let mut rig =
             Rig { now, fork, log: vec![], tasks: vec![], cancels: vec![], timers: vec![], kinds: vec![] };

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forkyard_core::ForkNum;
@@ -39,7 +40,8 @@ struct LiveFork {
     machine: Fork,
     seq: u64,
     spec: Arc<forkyard_core::spec::ForkSpec>,
-    _slot: Slot,
+    /// None: taken over from the driver before, and there is no room for it yet. Until then it is held as if it were paused.
+    slot: Option<Slot>,
 }
 
 struct Driver<'a> {
@@ -64,6 +66,8 @@ struct Driver<'a> {
     let_go: bool,
     /// When the ledger is looked at next, if something changed and a limit has not been warned of.
     money_due: Option<Instant>,
+    /// All of the run is this tenure's.
+    took_over: &'a AtomicBool,
 }
 
 /// Spending is looked at this often at most: every settlement is a change, and a warning is for people.
@@ -108,6 +112,7 @@ pub(super) async fn drive(
     scope: Scope,
 ) -> Result<DriveEnd, EngineError> {
     let token = lease.token;
+    let took_over = AtomicBool::new(false);
     let driven = async {
         let Some((state, seq)) = log::load_run(&*inner.store, run).await? else {
             return Err(Stop::Error(EngineError::NoSuchRun(run.clone())));
@@ -136,6 +141,7 @@ pub(super) async fn drive(
             queued: JoinSet::new(),
             let_go: false,
             money_due: None,
+            took_over: &took_over,
         };
         let end = driver.go(stop).await?;
         driver.tasks.stop_all().await;
@@ -144,10 +150,15 @@ pub(super) async fn drive(
     let ended = tokio::select! {
         biased;
         end = driven => end,
-        () = renew(inner, run, token) => Err(Stop::LeaseLost),
+        () = renew(inner, run, token, &took_over) => Err(Stop::LeaseLost),
     };
     match ended {
         Ok(end) => {
+            if let (DriveEnd::Detached | DriveEnd::Stopped, driven @ Some(_)) =
+                (end, driven_until(inner, &took_over))
+            {
+                let _ = inner.store.renew(run, token, inner.config.lease_ttl, driven).await;
+            }
             // If this fails the lease runs out by itself.
             let _ = inner.store.release(run, token).await;
             Ok(end)
@@ -160,11 +171,18 @@ pub(super) async fn drive(
     }
 }
 
+/// Until when this tenure has driven, by the clock of the events that it recorded. Nothing before all of the run is taken over:
+/// what is not goes on from where the tenure before left it, by that one's clock.
+fn driven_until(inner: &Inner, took_over: &AtomicBool) -> Option<Timestamp> {
+    took_over.load(Ordering::Relaxed).then(|| inner.clock.now())
+}
+
 /// Returns when the lease is lost. A store that is away does not mean that: appends are fenced anyway.
-async fn renew(inner: &Inner, run: &RunId, token: u64) {
+async fn renew(inner: &Inner, run: &RunId, token: u64, took_over: &AtomicBool) {
     loop {
         tokio::time::sleep(inner.config.renew_every).await;
-        match inner.store.renew(run, token, inner.config.lease_ttl).await {
+        let driven = driven_until(inner, took_over);
+        match inner.store.renew(run, token, inner.config.lease_ttl, driven).await {
             Ok(()) => {}
             Err(StoreError::LeaseLost) => return,
             Err(e) => tracing::warn!(%run, "could not renew the lease: {e}"),
@@ -185,6 +203,11 @@ impl Driver<'_> {
             return Ok(DriveEnd::Detached);
         }
         self.take_over(commands).await?;
+        self.took_over.store(true, Ordering::Relaxed);
+        // Before anything begins by this clock: what was said before is by another.
+        let (ttl, token) = (self.inner.config.lease_ttl, self.lease.token);
+        let driven = Some(self.inner.clock.now());
+        self.patiently(|| self.inner.store.renew(&self.id, token, ttl, driven)).await?;
         self.read_inbox().await?;
         self.mind_money().await?;
         loop {
@@ -267,8 +290,7 @@ impl Driver<'_> {
                     continue;
                 }
                 let spec = Arc::new(machine.plan().spec.clone());
-                let slot = self.inner.slots.take();
-                self.forks.insert(fork, LiveFork { machine, seq, spec, _slot: slot });
+                self.forks.insert(fork, LiveFork { machine, seq, spec, slot: None });
                 self.inherited.insert(fork, self.progress(fork).await?);
             }
         }
@@ -494,36 +516,59 @@ impl Driver<'_> {
         }
         let known = self.wishes.insert(fork, wish).is_some();
         if let Some(journal_len) = self.inherited.remove(&fork) {
-            let (last_driven, let_go) = (self.lease.last_driven, self.let_go);
+            let slot = self.inner.slots.try_take(&self.id, fork);
+            if slot.is_none() {
+                self.queue(fork);
+            }
+            if let Some(f) = self.forks.get_mut(&fork) {
+                f.slot = slot;
+            }
+            let (wish, last_driven, let_go) = (self.held(fork, wish), self.lease.last_driven, self.let_go);
             let taken = ForkInput::Takeover { wish: Some(wish), journal_len, last_driven, let_go };
             return self.fork_input(fork, taken).await;
         }
         if self.forks.contains_key(&fork) {
-            self.fork_input(fork, ForkInput::Wish(wish)).await?;
+            self.fork_input(fork, ForkInput::Wish(self.held(fork, wish))).await?;
             // It may have been kept from them by a pause.
             return self.look_for_messages(fork).await;
         }
         if wish.cancelled {
             // It needs no room to end.
-            return self.start_fork(fork, self.inner.slots.take()).await;
+            return self.start_fork(fork, self.inner.slots.take(&self.id, fork)).await;
         }
         if !known {
-            let (slots, run) = (self.inner.slots.clone(), self.id.clone());
-            self.queued.spawn(async move { (fork, slots.acquire(&run).await) });
+            self.queue(fork);
         }
         Ok(())
     }
 
+    fn queue(&mut self, fork: ForkNum) {
+        let (slots, run) = (self.inner.slots.clone(), self.id.clone());
+        self.queued.spawn(async move { (fork, slots.acquire(&run, fork).await) });
+    }
+
+    /// What is wanted of a fork as long as there may be no room for it.
+    fn held(&self, fork: ForkNum, wish: Wish) -> Wish {
+        let has_room = self.forks.get(&fork).is_none_or(|f| f.slot.is_some());
+        Wish { paused: wish.paused || !has_room, ..wish }
+    }
+
+    /// There is room for it.
     async fn start_fork(&mut self, fork: ForkNum, slot: Slot) -> Result<(), Stop> {
         let Some(wish) = self.wishes.get(&fork).copied() else { return Ok(()) };
-        if self.forks.contains_key(&fork) {
+        if let Some(f) = self.forks.get_mut(&fork) {
+            if f.slot.is_none() {
+                f.slot = Some(slot);
+                self.fork_input(fork, ForkInput::Wish(wish)).await?;
+                return self.look_for_messages(fork).await;
+            }
             return Ok(());
         }
         let Some(plan) = self.run.fork_plan(fork) else { return Ok(()) };
         let spec = Arc::new(plan.spec.clone());
         let now = self.inner.clock.now();
         let (machine, step) = Fork::start(now, plan, wish);
-        self.forks.insert(fork, LiveFork { machine, seq: 0, spec, _slot: slot });
+        self.forks.insert(fork, LiveFork { machine, seq: 0, spec, slot: Some(slot) });
         self.append_fork(now, fork, step).await
     }
 }

@@ -5,11 +5,13 @@
 
 mod driver;
 mod owner;
+mod places;
 mod slots;
 mod tasks;
 mod timers;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -55,6 +57,8 @@ pub struct EmbeddedConfig {
     pub renew_every: Duration,
     /// Forks on this host, over all runs.
     pub host_limit: usize,
+    /// A folder by which the processes of this host share that limit; None: it is this process's alone.
+    pub places: Option<PathBuf>,
     /// An agent that is silent for this long is lost.
     pub lost_after: Duration,
     /// How long a cancelled task may take to come to a safe point.
@@ -71,6 +75,7 @@ impl EmbeddedConfig {
             lease_ttl: Duration::from_secs(5),
             renew_every: Duration::from_millis(1500),
             host_limit: 64,
+            places: None,
             lost_after: Duration::from_secs(90),
             cancel_grace: Duration::from_secs(10),
             store_retry: Duration::from_millis(500),
@@ -104,7 +109,10 @@ impl Embedded {
         clock: Clock,
         config: EmbeddedConfig,
     ) -> Embedded {
-        let slots = HostSlots::new(config.host_limit);
+        let slots = match &config.places {
+            Some(folder) => HostSlots::shared(config.host_limit, folder, &config.owner),
+            None => HostSlots::new(config.host_limit),
+        };
         Embedded(Arc::new(Inner {
             store,
             activities,
@@ -153,14 +161,19 @@ impl Embedded {
             store.release(run, holder.token).await?;
         }
         let Some(lease) = self.acquire(run).await? else { return Ok(None) };
-        // The same key every time: whoever tries it again asks for no more.
-        match self.command(run, Command::Cancel, Some(format!("wind-up/{run}"))).await {
+        match self.call_off(run).await {
             Ok(()) => self.drive_with(run, lease, stop, Scope::Anywhere).await.map(Some),
             Err(e) => {
                 store.release(run, lease.token).await?;
                 Err(e)
             }
         }
+    }
+
+    /// Asks for the end of a run whose own engine has let go of it, of whoever winds it up. The same key every time: asking again
+    /// asks for no more.
+    pub async fn call_off(&self, run: &RunId) -> Result<(), EngineError> {
+        self.command(run, Command::Cancel, Some(format!("wind-up/{run}"))).await
     }
 
     async fn drive_with(
@@ -208,7 +221,7 @@ impl Embedded {
 
     /// Room for forks on this host, as this process sees it.
     pub fn room(&self) -> Room {
-        self.0.slots.room(self.0.config.host_limit)
+        self.0.slots.room()
     }
 
     /// Whether a process that may be alive drives it.

@@ -1,13 +1,17 @@
 //! This test program as a driver process: started again with a role, killed, stopped and continued by a test.
 
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forkyard_core::HostId;
+use async_trait::async_trait;
 use forkyard_core::spec::ModelKnown;
+use forkyard_core::task::{TaskKind, TaskResult};
+use forkyard_core::{HostId, RunId};
+use forkyard_engine::activity::{Activities, Job};
 use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig};
 use forkyard_store::{ProcessKind, Store};
@@ -23,17 +27,21 @@ pub struct Plan {
     pub folder: PathBuf,
     pub turns: usize,
     pub pace: Duration,
+    /// Forks that all processes may have at once; 0: each may have many.
+    pub host_limit: usize,
 }
 
 impl Plan {
     fn encode(&self, role: &str) -> String {
-        format!("{role}\n{}\n{}\n{}\n{}", self.url, self.folder.display(), self.turns, self.pace.as_millis())
+        let (folder, pace) = (self.folder.display(), self.pace.as_millis());
+        format!("{role}\n{}\n{folder}\n{}\n{pace}\n{}", self.url, self.turns, self.host_limit)
     }
     fn decode(text: &str) -> (String, Plan) {
         let words: Vec<&str> = text.split('\n').collect();
-        let [role, url, folder, turns, pace] = words[..] else { panic!("{text:?}") };
+        let [role, url, folder, turns, pace, host_limit] = words[..] else { panic!("{text:?}") };
         let pace = Duration::from_millis(pace.parse().unwrap());
-        (role.into(), Plan { url: url.into(), folder: folder.into(), turns: turns.parse().unwrap(), pace })
+        let (turns, host_limit) = (turns.parse().unwrap(), host_limit.parse().unwrap());
+        (role.into(), Plan { url: url.into(), folder: folder.into(), turns, pace, host_limit })
     }
 
     /// An engine with short leases: takeovers are what is tested, not waiting for them.
@@ -45,7 +53,24 @@ impl Plan {
         config.lease_ttl = Duration::from_millis(1000);
         config.renew_every = Duration::from_millis(250);
         config.store_retry = Duration::from_millis(50);
-        Embedded::new(store, Arc::new(activities), Arc::new(|_| ModelKnown::Priced), Clock::system(), config)
+        let mut activities: Arc<dyn Activities> = Arc::new(activities);
+        if self.host_limit > 0 {
+            config.host_limit = self.host_limit;
+            config.places = Some(self.folder.join("places"));
+            activities = Arc::new(Counted { activities, folder: self.folder.clone() });
+        }
+        Embedded::new(store, activities, Arc::new(|_| ModelKnown::Priced), Clock::system(), config)
+    }
+
+    /// The most agents that were at work at once, over all processes.
+    pub fn most_at_once(&self) -> usize {
+        let seen = std::fs::read_to_string(self.folder.join("counts.log")).unwrap_or_default();
+        seen.lines().map(|n| n.parse().unwrap()).max().unwrap_or(0)
+    }
+
+    /// Drives one run and ends, as `fork` does.
+    pub fn driver_of(&self, run: &RunId) -> Driver {
+        Driver::spawn(Command::new(std::env::current_exe().unwrap()), self, run.as_str())
     }
 
     pub fn driver(&self) -> Driver {
@@ -113,12 +138,12 @@ fn role() {
         match role.as_str() {
             "drive" => drive(&plan).await,
             "full" => super::processes::on_a_full_disk(plan).await,
-            other => panic!("no such role: {other}"),
+            run => drive_one(&plan, &RunId::new(run).unwrap()).await,
         }
     });
 }
 
-async fn drive(plan: &Plan) {
+async fn engine(plan: &Plan) -> Embedded {
     let store = loop {
         match forkyard_store::open(&plan.url).await {
             Ok(store) => break store,
@@ -126,8 +151,49 @@ async fn drive(plan: &Plan) {
             Err(e) => panic!("{e}"),
         }
     };
-    let owner = format!("p{}", std::process::id());
-    plan.engine(store, &owner).work(ProcessKind::Worker, CancellationToken::new()).await;
+    plan.engine(store, &format!("p{}", std::process::id()))
+}
+
+async fn drive(plan: &Plan) {
+    engine(plan).await.work(ProcessKind::Worker, CancellationToken::new()).await;
+}
+
+async fn drive_one(plan: &Plan, run: &RunId) {
+    engine(plan).await.drive(run, CancellationToken::new()).await.unwrap();
+}
+
+/// Counts the agents that are at work in all processes, whenever one begins.
+struct Counted {
+    activities: Arc<dyn Activities>,
+    folder: PathBuf,
+}
+
+impl Counted {
+    /// A locked file for each agent: the kernel unlocks those of a process that was killed.
+    fn begin(&self, job: &Job) -> std::io::Result<File> {
+        let agents = self.folder.join("agents");
+        std::fs::create_dir_all(&agents)?;
+        let door = File::create(self.folder.join("door"))?;
+        door.lock()?;
+        let fork = job.fork.as_ref().map_or(0, |f| f.0);
+        let mine = File::create(agents.join(format!("{}-{fork}-{}", job.run, job.attempt)))?;
+        mine.lock()?;
+        let mut at_work = 0;
+        for entry in std::fs::read_dir(agents)? {
+            at_work += usize::from(File::open(entry?.path())?.try_lock().is_err());
+        }
+        let mut log = File::options().create(true).append(true).open(self.folder.join("counts.log"))?;
+        writeln!(log, "{at_work}")?;
+        Ok(mine)
+    }
+}
+
+#[async_trait]
+impl Activities for Counted {
+    async fn perform(&self, job: Job) -> TaskResult {
+        let _at_work = (job.task.kind() == TaskKind::RunAgent).then(|| self.begin(&job).unwrap());
+        self.activities.perform(job).await
+    }
 }
 
 /// Takes what is left of a disk.

@@ -36,7 +36,7 @@ async fn rig() -> Option<Embedded> {
     let path: PathBuf = folder.path().into();
     test_support::keep_until_exit(folder);
     let url = format!("sqlite:{}", path.join("store.db").display());
-    let plan = Plan { url, folder: path, turns: 3, pace: Duration::from_millis(50) };
+    let plan = Plan { url, folder: path, turns: 3, pace: Duration::from_millis(50), host_limit: 0 };
     let store = forkyard_store::open(&plan.url).await.unwrap();
     let engine = Arc::new(plan.engine(store.clone(), "submitter"));
     Some(Embedded { plan, store, engine })

@@ -2,6 +2,7 @@
 
 mod agents;
 mod child;
+mod clock;
 mod conformance;
 mod git;
 mod log;

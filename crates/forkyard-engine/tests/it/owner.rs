@@ -54,7 +54,7 @@ async fn a_run_is_taken_from_a_dead_process_at_once_and_from_no_other() {
         stop.cancel();
         let end = engine.drive(&run, stop).await.unwrap();
         assert_eq!(end, taken.then_some(DriveEnd::Stopped), "{owner}");
-        assert_eq!(store.renew(&run, lease.token, LONG).await.is_err(), taken, "{owner}");
+        assert_eq!(store.renew(&run, lease.token, LONG, None).await.is_err(), taken, "{owner}");
         assert!(!engine.is_driving(&run));
     }
 }

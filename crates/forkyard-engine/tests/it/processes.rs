@@ -29,6 +29,7 @@ struct Scale {
     at_once: u32,
     turns: usize,
     pace: Duration,
+    host_limit: usize,
 }
 
 /// Runs have to last longer than all kills together, at 300 to 900 ms each.
@@ -36,9 +37,9 @@ fn scale() -> Scale {
     let full = std::env::var("FORKYARD_TEST_SCALE").is_ok_and(|s| s == "full");
     let ms = Duration::from_millis;
     if full {
-        Scale { kills: 50, runs: 20, forks: 8, at_once: 2, turns: 40, pace: ms(300) }
+        Scale { kills: 50, runs: 20, forks: 8, at_once: 2, turns: 40, pace: ms(300), host_limit: 0 }
     } else {
-        Scale { kills: 5, runs: 4, forks: 4, at_once: 1, turns: 10, pace: ms(100) }
+        Scale { kills: 5, runs: 4, forks: 4, at_once: 1, turns: 10, pace: ms(100), host_limit: 0 }
     }
 }
 
@@ -62,7 +63,8 @@ impl Trial {
         let folder = tempfile::tempdir().unwrap();
         let path: PathBuf = folder.path().into();
         test_support::keep_until_exit(folder);
-        let plan = Plan { url, folder: path, turns: scale.turns, pace: scale.pace };
+        let plan =
+            Plan { url, folder: path, turns: scale.turns, pace: scale.pace, host_limit: scale.host_limit };
         Trial::submit(plan, scale).await
     }
 
@@ -218,8 +220,15 @@ async fn killed_drivers_change_nothing_on_postgres() {
 /// At the end at least 80 % of the limit are spent, whatever is lost with a driver; the limit itself is never reached.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_limit_is_warned_of_once_although_drivers_are_killed() {
-    let scale =
-        Scale { kills: 3, runs: 0, forks: 2, at_once: 1, turns: 100, pace: Duration::from_millis(20) };
+    let scale = Scale {
+        kills: 3,
+        runs: 0,
+        forks: 2,
+        at_once: 1,
+        turns: 100,
+        pace: Duration::from_millis(20),
+        host_limit: 0,
+    };
     let mut trial = Trial::new(sqlite_url(), &scale).await;
     let spent = u64::from(scale.forks) * scale.turns as u64 * COST.0;
     let mut spec = RunSpec::new("/repo", "p", "m", scale.forks);
@@ -242,8 +251,15 @@ async fn a_limit_is_warned_of_once_although_drivers_are_killed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_driver_that_comes_back_changes_nothing() {
     // Slow, so that a stop seldom comes in the middle of a commit.
-    let scale =
-        Scale { kills: 0, runs: 1, forks: 2, at_once: 2, turns: 12, pace: Duration::from_millis(400) };
+    let scale = Scale {
+        kills: 0,
+        runs: 1,
+        forks: 2,
+        at_once: 2,
+        turns: 12,
+        pace: Duration::from_millis(400),
+        host_limit: 0,
+    };
     let trial = Trial::new(sqlite_url(), &scale).await;
     let run = &trial.runs[0];
     let attempt = || async { trial.store.attempt(run, 0).await.ok().flatten().map_or(0, |a| a.0) };
@@ -283,10 +299,46 @@ async fn a_stopped_driver_that_comes_back_changes_nothing() {
     drop((first, second));
 }
 
+/// Two processes drive a run each, one is killed and a third takes over from it: together they never have more forks at work than
+/// their host may have, and neither has to wait for the other's last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_processes_of_a_host_share_its_limit() {
+    let pace = Duration::from_millis(50);
+    let scale = Scale { kills: 0, runs: 2, forks: 8, at_once: 8, turns: 20, pace, host_limit: 2 };
+    let trial = Trial::new(sqlite_url(), &scale).await;
+    let mut drivers: Vec<Driver> = trial.runs.iter().map(|run| trial.plan.driver_of(run)).collect();
+    let at_work = |run: &RunId| {
+        let (run, store) = (run.clone(), trial.store.clone());
+        async move {
+            let mut entries = 0;
+            for fork in 0..8 {
+                entries += store.journal_len(&run, fork).await.unwrap_or(0);
+            }
+            entries > 0
+        }
+    };
+    for run in &trial.runs {
+        until("both are at work", || at_work(run)).await;
+    }
+    assert_eq!(trial.live().await, 2, "neither waits for the other's last fork");
+    drivers[0].kill();
+    drivers[0] = trial.plan.driver();
+    trial.ended().await;
+    assert_eq!(trial.plan.most_at_once(), scale.host_limit);
+    trial.check(&scale).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_postgres_that_dies_is_survived() {
-    let scale =
-        Scale { kills: 0, runs: 3, forks: 3, at_once: 3, turns: 20, pace: Duration::from_millis(100) };
+    let scale = Scale {
+        kills: 0,
+        runs: 3,
+        forks: 3,
+        at_once: 3,
+        turns: 20,
+        pace: Duration::from_millis(100),
+        host_limit: 0,
+    };
     let server = tokio::task::spawn_blocking(Postgres::start).await.unwrap();
     let trial = Trial::new(server.database(), &scale).await;
     let drivers = drivers(&trial, 3).await;
@@ -304,8 +356,8 @@ async fn a_postgres_that_dies_is_survived() {
 #[test]
 fn a_full_disk_is_survived() {
     let folder = tempfile::tempdir().unwrap();
-    let plan =
-        Plan { url: String::new(), folder: folder.path().into(), turns: 20, pace: Duration::from_millis(50) };
+    let (folder, pace) = (folder.path().into(), Duration::from_millis(50));
+    let plan = Plan { url: String::new(), folder, turns: 20, pace, host_limit: 0 };
     plan.with_mounts("full").succeed();
 }
 
@@ -316,7 +368,8 @@ pub async fn on_a_full_disk(mut plan: Plan) {
     let mount = ["-t", "tmpfs", "-o", "size=8m", "forkyard-test"];
     assert!(std::process::Command::new("mount").args(mount).arg(&disk).status().unwrap().success());
     plan.url = format!("sqlite:{}", disk.join("store.db").display());
-    let scale = Scale { kills: 0, runs: 2, forks: 3, at_once: 3, turns: plan.turns, pace: plan.pace };
+    let (turns, pace) = (plan.turns, plan.pace);
+    let scale = Scale { kills: 0, runs: 2, forks: 3, at_once: 3, turns, pace, host_limit: 0 };
     let trial = Trial::submit(plan, &scale).await;
     let engine = trial.plan.engine(trial.store.clone(), "full");
     let stop = CancellationToken::new();

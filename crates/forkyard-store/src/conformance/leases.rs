@@ -1,4 +1,4 @@
-use forkyard_core::HostId;
+use forkyard_core::{HostId, Timestamp};
 
 use super::*;
 
@@ -9,22 +9,26 @@ pub async fn one_holder_at_a_time<F: Future<Output = Arc<dyn Store>>>(make: impl
     let store = make().await;
     let (run, token) = start(&store, "a", 1).await;
     assert_eq!(store.acquire(&run, "other", LONG).await.unwrap(), None);
-    store.renew(&run, token, LONG).await.unwrap();
+    store.renew(&run, token, LONG, None).await.unwrap();
     assert_eq!(store.acquire(&run, "other", LONG).await.unwrap(), None);
     // The same owner begins a new tenure.
     let again = store.acquire(&run, "driver", LONG).await.unwrap().unwrap();
     assert!(again.token > token);
-    assert_eq!(store.renew(&run, token, LONG).await, Err(StoreError::LeaseLost));
+    assert_eq!(store.renew(&run, token, LONG, None).await, Err(StoreError::LeaseLost));
 }
 
 pub async fn an_expired_lease_is_taken_over<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
     let store = make().await;
     let (run, token) = start(&store, "a", 1).await;
-    store.renew(&run, token, SHORT).await.unwrap();
+    store.renew(&run, token, SHORT, Some(Timestamp(7))).await.unwrap();
     let taken = until("the lease ends", || async { store.acquire(&run, "other", LONG).await.unwrap() }).await;
     assert!(taken.token > token);
-    assert!(taken.last_driven.is_some());
-    assert_eq!(store.renew(&run, token, LONG).await, Err(StoreError::LeaseLost));
+    assert_eq!(
+        taken.last_driven,
+        Some(Timestamp(7)),
+        "what its driver said, whatever the store's clock says"
+    );
+    assert_eq!(store.renew(&run, token, LONG, None).await, Err(StoreError::LeaseLost));
     let stale = store.append(step(&run, token, 1, events("run.a", 1), vec![])).await;
     assert_eq!(stale, Err(StoreError::LeaseLost));
     // Releasing what is not ours any more takes nothing from the new holder.
@@ -53,11 +57,16 @@ pub async fn a_released_lease_is_free<F: Future<Output = Arc<dyn Store>>>(make: 
     store.create_run(CreateRun { run: run.clone(), key: None, events: vec![], views }).await.unwrap();
     let first = store.acquire(&run, "one", LONG).await.unwrap().unwrap();
     assert_eq!(first.last_driven, None, "there was no tenure before");
+    store.renew(&run, first.token, LONG, Some(Timestamp(5))).await.unwrap();
+    store.renew(&run, first.token, LONG, None).await.unwrap();
     store.release(&run, first.token).await.unwrap();
     store.release(&run, first.token).await.unwrap();
-    assert_eq!(store.renew(&run, first.token, LONG).await, Err(StoreError::LeaseLost));
+    assert_eq!(store.renew(&run, first.token, LONG, None).await, Err(StoreError::LeaseLost));
     let second = store.acquire(&run, "two", LONG).await.unwrap().unwrap();
-    assert!(second.last_driven.is_some());
+    assert_eq!(second.last_driven, Some(Timestamp(5)));
+    store.release(&run, second.token).await.unwrap();
+    let third = store.acquire(&run, "three", LONG).await.unwrap().unwrap();
+    assert_eq!(third.last_driven, Some(Timestamp(5)), "the second has driven nothing");
 }
 
 pub async fn the_holder_is_known_while_its_lease_is_valid<F: Future<Output = Arc<dyn Store>>>(
@@ -73,7 +82,7 @@ pub async fn the_holder_is_known_while_its_lease_is_valid<F: Future<Output = Arc
     let next = store.acquire(&run, "next", LONG).await.unwrap().unwrap();
     store.release(&run, holder.token).await.unwrap();
     assert_eq!(store.holder(&run).await.unwrap().map(|h| h.token), Some(next.token));
-    store.renew(&run, next.token, SHORT).await.unwrap();
+    store.renew(&run, next.token, SHORT, None).await.unwrap();
     until("the lease ends", || async { store.holder(&run).await.unwrap().is_none().then_some(()) }).await;
     assert_eq!(store.holder(&run_id("none")).await.unwrap(), None);
 }
@@ -82,12 +91,12 @@ pub async fn renewing_needs_the_lease<F: Future<Output = Arc<dyn Store>>>(make: 
     let store = make().await;
     let (run, token) = start(&store, "a", 1).await;
     for wrong in [0, token + 1, u64::MAX] {
-        assert_eq!(store.renew(&run, wrong, LONG).await, Err(StoreError::LeaseLost));
+        assert_eq!(store.renew(&run, wrong, LONG, None).await, Err(StoreError::LeaseLost));
     }
     // Late, but nobody came in between: still its holder.
-    store.renew(&run, token, Duration::ZERO).await.unwrap();
+    store.renew(&run, token, Duration::ZERO, None).await.unwrap();
     store.append(step(&run, token, 1, events("run.a", 1), vec![])).await.unwrap();
-    store.renew(&run, token, LONG).await.unwrap();
+    store.renew(&run, token, LONG, None).await.unwrap();
     assert_eq!(store.acquire(&run, "other", LONG).await.unwrap(), None);
 }
 
@@ -145,7 +154,7 @@ pub async fn claimable_runs_are_those_that_need_a_driver<F: Future<Output = Arc<
     // A lease that ended makes its run claimable.
     let lease = store.acquire(&run_id("live"), "me", LONG).await.unwrap().unwrap();
     assert_eq!(claimable(0).await, ["paused"].map(run_id));
-    store.renew(&run_id("live"), lease.token, SHORT).await.unwrap();
+    store.renew(&run_id("live"), lease.token, SHORT, None).await.unwrap();
     until("the lease ends", || async { (claimable(0).await.len() == 2).then_some(()) }).await;
 }
 

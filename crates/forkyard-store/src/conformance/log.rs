@@ -317,7 +317,7 @@ pub async fn what_is_missing_is_named<F: Future<Output = Arc<dyn Store>>>(make: 
     assert_not_found(store.put_message(&no, 0, message(None, json!(1))).await);
     assert_not_found(store.put_message(&run, 3, message(None, json!(1))).await);
     assert_not_found(store.acquire(&no, "me", LONG).await);
-    assert_not_found(store.renew(&no, 1, LONG).await);
+    assert_not_found(store.renew(&no, 1, LONG, None).await);
     assert_not_found(store.delete_run(&no).await);
     assert_not_found(store.balance(&no).await);
     assert_not_found(store.sandbox_destroyed(&SandboxId::new("no").unwrap()).await);

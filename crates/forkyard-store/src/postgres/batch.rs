@@ -11,6 +11,7 @@ use sqlx::{Connection, PgConnection, PgPool};
 use tokio::sync::oneshot;
 
 use super::news::News;
+use super::patience::Patience;
 use crate::codec::uint;
 use crate::{Result, StoreError};
 
@@ -37,6 +38,8 @@ pub(super) type Work<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a
 trait Job: Send {
     fn run<'a>(&'a mut self, tx: &'a mut Tx<'_>) -> Work<'a, ()>;
     fn answer(self: Box<Self>, outcome: Result<()>);
+    /// Nobody waits for it any more.
+    fn is_given_up(&self) -> bool;
 }
 
 struct Request<F, T> {
@@ -64,6 +67,9 @@ where
         // Whoever asked may be gone; what was written stays.
         let _ = reply.send(outcome.and_then(|()| value.ok_or_else(stopped)));
     }
+    fn is_given_up(&self) -> bool {
+        self.reply.is_closed()
+    }
 }
 
 /// A run is in here while a task writes for it.
@@ -72,13 +78,14 @@ type Queues = HashMap<RunId, VecDeque<Box<dyn Job>>>;
 #[derive(Clone)]
 pub(super) struct Batches {
     pool: PgPool,
+    patience: Patience,
     news: News,
     queues: Arc<Mutex<Queues>>,
 }
 
 impl Batches {
-    pub(super) fn new(pool: PgPool, news: News) -> Batches {
-        Batches { pool, news, queues: Arc::default() }
+    pub(super) fn new(pool: PgPool, patience: Patience, news: News) -> Batches {
+        Batches { pool, patience, news, queues: Arc::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queues> {
@@ -111,7 +118,10 @@ impl Batches {
         if begin {
             tokio::spawn(self.clone().drain(run.clone()));
         }
-        answer.await.map_err(|_| StoreError::Unavailable("the store's writer has stopped".into()))?
+        let answer = async {
+            answer.await.map_err(|_| StoreError::Unavailable("the store's writer has stopped".into()))?
+        };
+        self.patience.long(answer).await
     }
 
     async fn drain(self, run: RunId) {
@@ -123,6 +133,7 @@ impl Batches {
                     queues.remove(&run);
                     return;
                 }
+                queue.retain(|job| !job.is_given_up());
                 let take = queue.len().min(MAX_BATCH);
                 queue.drain(..take).collect()
             };
@@ -136,48 +147,59 @@ impl Batches {
         }
     }
 
+    /// Each step of it has a deadline of its own: a batch may be large.
     async fn transaction(&self, run: &RunId, batch: &mut [Box<dyn Job>]) -> Result<Vec<Result<()>>> {
+        let patience = &self.patience;
         let mut conn = self.pool.acquire().await?;
-        let mut tx = conn.begin().await?;
+        let begin = async { Ok(conn.begin().await?) };
+        let mut tx = patience.call(begin).await?;
         let alone = batch.len() == 1;
         let mut touched = false;
         let mut outcomes = Vec::with_capacity(batch.len());
         for job in batch {
             if !alone {
-                sqlx::query("SAVEPOINT request").execute(&mut *tx).await?;
+                patience.call(execute(&mut tx, "SAVEPOINT request")).await?;
             }
             let mut of_job = Tx { conn: &mut tx, touched: false };
-            let outcome = job.run(&mut of_job).await;
+            let outcome = patience.call(job.run(&mut of_job)).await;
             let touches = of_job.touched;
             match &outcome {
                 Ok(()) => touched |= touches,
                 // The server or the way to it: nothing of this transaction will be written.
                 Err(error @ (StoreError::Unavailable(_) | StoreError::Full(_))) => return Err(error.clone()),
                 Err(_) if alone => {
-                    tx.rollback().await?;
+                    patience.call(async { Ok(tx.rollback().await?) }).await?;
                     return Ok(vec![outcome]);
                 }
-                Err(_) => {
-                    sqlx::query("ROLLBACK TO SAVEPOINT request").execute(&mut *tx).await?;
-                }
+                Err(_) => patience.call(execute(&mut tx, "ROLLBACK TO SAVEPOINT request")).await?,
             }
             outcomes.push(outcome);
         }
-        let mut change = 0;
-        if touched {
-            let found: Option<i64> =
-                sqlx::query_scalar("UPDATE runs SET changes = changes + 1 WHERE id = $1 RETURNING changes")
-                    .bind(run.as_str())
-                    .fetch_optional(&mut *tx)
-                    .await?;
-            // A deleted run has no number.
-            change = uint(found.unwrap_or(0));
-        }
-        tx.commit().await?;
+        let finish = async {
+            let mut change = 0;
+            if touched {
+                let found: Option<i64> = sqlx::query_scalar(
+                    "UPDATE runs SET changes = changes + 1 WHERE id = $1 RETURNING changes",
+                )
+                .bind(run.as_str())
+                .fetch_optional(&mut *tx)
+                .await?;
+                // A deleted run has no number.
+                change = uint(found.unwrap_or(0));
+            }
+            tx.commit().await?;
+            Ok(change)
+        };
+        let change = patience.call(finish).await?;
         drop(conn);
         if touched {
             self.news.tell(run.clone(), change);
         }
         Ok(outcomes)
     }
+}
+
+async fn execute(conn: &mut PgConnection, sql: &'static str) -> Result<()> {
+    sqlx::query(sql).execute(conn).await?;
+    Ok(())
 }

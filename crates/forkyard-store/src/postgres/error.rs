@@ -7,6 +7,10 @@ impl From<Error> for StoreError {
     fn from(error: Error) -> StoreError {
         let text = error.to_string();
         match &error {
+            Error::PoolTimedOut => StoreError::Unavailable(format!(
+                "PostgreSQL gave no connection within {} s: it is away, stands still, or has too many",
+                super::ACQUIRE_TIMEOUT.as_secs()
+            )),
             Error::Database(e) => by_code(e.code().as_deref().unwrap_or_default(), text),
             Error::Configuration(_) | Error::InvalidArgument(_) | Error::Encode(_) => {
                 StoreError::Invalid(text)

@@ -37,30 +37,33 @@ pub(super) async fn acquire(
     if until > now && holder.is_some_and(|holder| holder != owner) {
         return Ok(None);
     }
-    sqlx::query(
-        "UPDATE runs SET lease_token = $2, lease_owner = $3, lease_until = $4, renewed_at = $5 WHERE n = $1",
-    )
-    .bind(row.n)
-    .bind(token + 1)
-    .bind(owner)
-    .bind(after(now, ttl))
-    .bind(now)
-    .execute(&mut *tx.conn)
-    .await?;
+    sqlx::query("UPDATE runs SET lease_token = $2, lease_owner = $3, lease_until = $4 WHERE n = $1")
+        .bind(row.n)
+        .bind(token + 1)
+        .bind(owner)
+        .bind(after(now, ttl))
+        .execute(&mut *tx.conn)
+        .await?;
     let last_driven = renewed.map(|ms| Timestamp(uint(ms)));
     Ok(Some(Lease { run: run.clone(), token: uint(token) + 1, last_driven }))
 }
 
-pub(super) async fn renew(tx: &mut Tx<'_>, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()> {
+pub(super) async fn renew(
+    tx: &mut Tx<'_>,
+    run: &RunId,
+    token: LeaseToken,
+    ttl: Duration,
+    driven: Option<Timestamp>,
+) -> Result<()> {
     let row = lock_run(tx.conn, run).await?;
     if row.lease != Some(token) {
         return Err(StoreError::LeaseLost);
     }
     let now = now_ms(tx.conn).await?;
-    sqlx::query("UPDATE runs SET lease_until = $2, renewed_at = $3 WHERE n = $1")
+    sqlx::query("UPDATE runs SET lease_until = $2, renewed_at = coalesce($3, renewed_at) WHERE n = $1")
         .bind(row.n)
         .bind(after(now, ttl))
-        .bind(now)
+        .bind(driven.map(|at| int(at.0)))
         .execute(&mut *tx.conn)
         .await?;
     Ok(())

@@ -9,6 +9,7 @@ mod leases;
 mod ledger;
 mod log;
 mod news;
+mod patience;
 mod schema;
 mod views;
 
@@ -23,6 +24,8 @@ use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Timestamp, Usd};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgPool, Postgres, Transaction};
 
+use patience::Patience;
+
 use crate::hub::Hub;
 use crate::reservation::Step;
 use crate::*;
@@ -31,6 +34,8 @@ use crate::*;
 const MAX_CONNECTIONS: u32 = 12;
 /// How long a request waits for a connection, also while the server is away, before it fails as unavailable.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a call waits for its answer. Not less than a server that is there takes to give up a statement by itself.
+const DEADLINE: Duration = Duration::from_secs(30);
 /// A session's own limits, in ms: a statement, a lock, a transaction whose client is gone. And durable before Ok, whatever
 /// the server's default is.
 const SESSION: &str = "SET statement_timeout = 30000; SET lock_timeout = 10000;
@@ -38,6 +43,7 @@ const SESSION: &str = "SET statement_timeout = 30000; SET lock_timeout = 10000;
 
 pub struct PostgresStore {
     pool: PgPool,
+    patience: Patience,
     batches: batch::Batches,
     hub: Arc<Hub>,
     _tasks: news::Tasks,
@@ -46,24 +52,37 @@ pub struct PostgresStore {
 impl PostgresStore {
     /// Connects, and brings the schema up to date.
     pub async fn open(url: &str) -> Result<PostgresStore> {
+        PostgresStore::open_with(url, DEADLINE).await
+    }
+
+    /// With another deadline for calls.
+    pub async fn open_with(url: &str, deadline: Duration) -> Result<PostgresStore> {
+        let patience = Patience::new(deadline);
+        patience.long(PostgresStore::connect(url, patience.clone())).await
+    }
+
+    async fn connect(url: &str, patience: Patience) -> Result<PostgresStore> {
         let options = PgConnectOptions::from_str(url)
             // The URL may hold a password: it is not repeated.
             .map_err(|e| StoreError::Invalid(format!("the store's PostgreSQL URL can't be read: {e}")))?
             .application_name("forkyard");
+        let tested = patience.clone();
         let pool = PgPoolOptions::new()
             .max_connections(MAX_CONNECTIONS)
             .acquire_timeout(ACQUIRE_TIMEOUT)
             .after_connect(|conn, _| {
                 Box::pin(async move { sqlx::raw_sql(SESSION).execute(&mut *conn).await.map(drop) })
             })
+            .after_release(move |conn, _| Box::pin(tested.clone().test(conn)))
             .connect_with(options)
             .await?;
         schema::migrate(&pool).await?;
         let hub = Arc::new(Hub::default());
         let instance: String =
             sqlx::query_scalar("SELECT replace(gen_random_uuid()::text, '-', '')").fetch_one(&pool).await?;
-        let (news, tasks) = news::News::start(&pool, hub.clone(), instance).await?;
-        Ok(PostgresStore { batches: batch::Batches::new(pool.clone(), news), pool, hub, _tasks: tasks })
+        let (news, tasks) = news::News::start(&pool, &patience, hub.clone(), instance).await?;
+        let batches = batch::Batches::new(pool.clone(), patience.clone(), news);
+        Ok(PostgresStore { batches, pool, patience, hub, _tasks: tasks })
     }
 
     /// For reads of several statements, which all see the same state.
@@ -109,21 +128,25 @@ impl EventLog for PostgresStore {
             .await
     }
     async fn read_stream(&self, stream: &StreamId, after: u64, limit: usize) -> Result<Vec<Recorded>> {
-        log::read_stream(&mut *self.snapshot().await?, stream, after, limit).await
+        self.patience
+            .long(async { log::read_stream(&mut *self.snapshot().await?, stream, after, limit).await })
+            .await
     }
     async fn read_run(&self, run: &RunId, query: &EventQuery) -> Result<Vec<Recorded>> {
         check::query(query)?;
-        log::read_run(&mut *self.snapshot().await?, run, query).await
+        self.patience.long(async { log::read_run(&mut *self.snapshot().await?, run, query).await }).await
     }
     async fn read_sandbox(&self, sandbox: &SandboxId, query: &EventQuery) -> Result<Vec<Recorded>> {
         check::query(query)?;
-        log::read_sandbox(&mut *self.snapshot().await?, sandbox, query).await
+        self.patience
+            .long(async { log::read_sandbox(&mut *self.snapshot().await?, sandbox, query).await })
+            .await
     }
     async fn read_journals(&self, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>> {
-        log::read_journals(&mut *self.snapshot().await?, run, fork).await
+        self.patience.long(async { log::read_journals(&mut *self.snapshot().await?, run, fork).await }).await
     }
     async fn last_position(&self, run: &RunId) -> Result<u64> {
-        log::last_position(&mut *self.pool.acquire().await?, run).await
+        self.patience.call(async { log::last_position(&mut *self.pool.acquire().await?, run).await }).await
     }
 }
 
@@ -138,7 +161,9 @@ impl Inbox for PostgresStore {
             .await
     }
     async fn pending_commands(&self, run: &RunId) -> Result<Vec<StoredCommand>> {
-        inbox::pending_commands(&mut *self.pool.acquire().await?, run).await
+        self.patience
+            .call(async { inbox::pending_commands(&mut *self.pool.acquire().await?, run).await })
+            .await
     }
     async fn put_message(&self, run: &RunId, fork: ForkNum, message: NewMessage) -> Result<MessageId> {
         check::optional_key("a message's key", message.key.as_deref())?;
@@ -151,7 +176,9 @@ impl Inbox for PostgresStore {
             .await
     }
     async fn pending_messages(&self, run: &RunId, fork: ForkNum) -> Result<Vec<StoredMessage>> {
-        inbox::pending_messages(&mut *self.pool.acquire().await?, run, fork).await
+        self.patience
+            .call(async { inbox::pending_messages(&mut *self.pool.acquire().await?, run, fork).await })
+            .await
     }
 }
 
@@ -164,10 +191,16 @@ impl Leases for PostgresStore {
             .write(run, move |tx| Box::pin(async move { leases::acquire(tx, &of, &owner, ttl).await }))
             .await
     }
-    async fn renew(&self, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()> {
+    async fn renew(
+        &self,
+        run: &RunId,
+        token: LeaseToken,
+        ttl: Duration,
+        driven: Option<Timestamp>,
+    ) -> Result<()> {
         let of = run.clone();
         self.batches
-            .write(run, move |tx| Box::pin(async move { leases::renew(tx, &of, token, ttl).await }))
+            .write(run, move |tx| Box::pin(async move { leases::renew(tx, &of, token, ttl, driven).await }))
             .await
     }
     async fn release(&self, run: &RunId, token: LeaseToken) -> Result<()> {
@@ -177,17 +210,17 @@ impl Leases for PostgresStore {
             .await
     }
     async fn holder(&self, run: &RunId) -> Result<Option<Holder>> {
-        leases::holder(&self.pool, run).await
+        self.patience.call(leases::holder(&self.pool, run)).await
     }
     async fn claimable(&self, limit: usize) -> Result<Vec<RunId>> {
-        leases::claimable(&self.pool, limit).await
+        self.patience.call(leases::claimable(&self.pool, limit)).await
     }
     async fn announce(&self, process: &Process, ttl: Duration) -> Result<()> {
         check::key("a process's id", &process.id)?;
-        leases::announce(&self.pool, &process.id, &check::process(process)?, ttl).await
+        self.patience.call(leases::announce(&self.pool, &process.id, &check::process(process)?, ttl)).await
     }
     async fn processes(&self) -> Result<Vec<Process>> {
-        leases::processes(&self.pool).await
+        self.patience.call(leases::processes(&self.pool)).await
     }
 }
 
@@ -216,46 +249,49 @@ impl Ledger for PostgresStore {
         self.step(run, request, Step::Release).await
     }
     async fn balance(&self, run: &RunId) -> Result<Balance> {
-        ledger::balance(&mut *self.snapshot().await?, run).await
+        self.patience.call(async { ledger::balance(&mut *self.snapshot().await?, run).await }).await
     }
 }
 
 #[async_trait]
 impl Views for PostgresStore {
     async fn run(&self, run: &RunId) -> Result<Option<RunView>> {
-        views::run(&self.pool, run).await
+        self.patience.call(views::run(&self.pool, run)).await
     }
     async fn runs(&self, query: &RunQuery) -> Result<Vec<RunView>> {
-        views::runs(&self.pool, query).await
+        self.patience.call(views::runs(&self.pool, query)).await
     }
     async fn count_runs(&self, words: &Words) -> Result<RunCounts> {
-        views::count_runs(&self.pool, words).await
+        self.patience.call(views::count_runs(&self.pool, words)).await
     }
     async fn forks(&self, run: &RunId) -> Result<Vec<ForkView>> {
-        views::forks(&self.pool, run).await
+        self.patience.call(views::forks(&self.pool, run)).await
     }
     async fn fork(&self, run: &RunId, fork: ForkNum) -> Result<Option<ForkView>> {
-        views::fork(&self.pool, run, fork).await
+        self.patience.call(views::fork(&self.pool, run, fork)).await
     }
     async fn sandboxes(&self, query: &SandboxQuery) -> Result<Vec<SandboxView>> {
-        views::sandboxes(&self.pool, query).await
+        self.patience.call(views::sandboxes(&self.pool, query)).await
     }
     async fn sandbox_destroyed(&self, sandbox: &SandboxId) -> Result<()> {
-        let run = views::run_of_sandbox(&self.pool, sandbox).await?;
+        let run = self.patience.call(views::run_of_sandbox(&self.pool, sandbox)).await?;
         let (of, sandbox) = (run.clone(), sandbox.clone());
         self.batches
             .write(&run, move |tx| Box::pin(async move { views::sandbox_destroyed(tx, &of, &sandbox).await }))
             .await
     }
     async fn journal_len(&self, run: &RunId, fork: ForkNum) -> Result<u64> {
-        views::journal_len(&self.pool, run, fork).await
+        self.patience.call(views::journal_len(&self.pool, run, fork)).await
     }
     async fn attempt(&self, run: &RunId, fork: ForkNum) -> Result<Option<Attempt>> {
-        let mut conn = self.pool.acquire().await?;
-        match log::run_number(&mut conn, run).await? {
-            Some(n) => log::attempt(&mut conn, n, fork).await,
-            None => Ok(None),
-        }
+        let look = async {
+            let mut conn = self.pool.acquire().await?;
+            match log::run_number(&mut conn, run).await? {
+                Some(n) => log::attempt(&mut conn, n, fork).await,
+                None => Ok(None),
+            }
+        };
+        self.patience.call(look).await
     }
     async fn delete_run(&self, run: &RunId) -> Result<()> {
         let of = run.clone();
@@ -263,15 +299,15 @@ impl Views for PostgresStore {
     }
     async fn put_blob(&self, key: &str, data: &[u8]) -> Result<()> {
         check::blob(key, data)?;
-        views::put_blob(&self.pool, key, data).await
+        self.patience.long(views::put_blob(&self.pool, key, data)).await
     }
     async fn blob(&self, key: &str) -> Result<Option<Vec<u8>>> {
         check::key("a blob's key", key)?;
-        views::blob(&self.pool, key).await
+        self.patience.long(views::blob(&self.pool, key)).await
     }
     async fn delete_blob(&self, key: &str) -> Result<()> {
         check::key("a blob's key", key)?;
-        views::delete_blob(&self.pool, key).await
+        self.patience.call(views::delete_blob(&self.pool, key)).await
     }
     fn watch(&self, run: Option<&RunId>) -> Watch {
         self.hub.subscribe(run)
@@ -280,7 +316,7 @@ impl Views for PostgresStore {
         self.hub.follow()
     }
     async fn identity(&self) -> Result<String> {
-        views::identity(&self.pool).await
+        self.patience.call(views::identity(&self.pool)).await
     }
 }
 
@@ -288,22 +324,22 @@ impl Views for PostgresStore {
 impl Access for PostgresStore {
     async fn put_token(&self, token: Token) -> Result<()> {
         crate::access::check_token(&token)?;
-        access::put_token(&self.pool, &token).await
+        self.patience.call(access::put_token(&self.pool, &token)).await
     }
     async fn token(&self, id: &str) -> Result<Option<Token>> {
-        access::token(&self.pool, id).await
+        self.patience.call(access::token(&self.pool, id)).await
     }
     async fn tokens(&self) -> Result<Vec<Token>> {
-        access::tokens(&self.pool).await
+        self.patience.call(access::tokens(&self.pool)).await
     }
     async fn revoke_token(&self, id: &str, at: Timestamp) -> Result<()> {
-        access::revoke_token(&self.pool, id, at).await
+        self.patience.call(access::revoke_token(&self.pool, id, at)).await
     }
     async fn put_audit(&self, deed: Deed) -> Result<u64> {
         let detail = crate::access::check_deed(&deed)?;
-        access::put_audit(&self.pool, &deed, &detail).await
+        self.patience.call(access::put_audit(&self.pool, &deed, &detail)).await
     }
     async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditEntry>> {
-        access::audit(&self.pool, query).await
+        self.patience.call(access::audit(&self.pool, query)).await
     }
 }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forkyard_core::RunId;
-use sqlx::postgres::PgListener;
+use sqlx::postgres::{PgListener, PgNotification};
 use sqlx::{Connection, PgPool};
 use tokio::sync::mpsc;
 
+use super::patience::Patience;
 use crate::Result;
 use crate::codec::uint;
 use crate::hub::Hub;
@@ -20,6 +21,8 @@ const CHANNEL: &str = "forkyard";
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Between attempts to reach a server that is away.
 const RETRY: Duration = Duration::from_millis(200);
+/// After so much silence the listening connection is asked whether it is still there.
+const QUIET: Duration = Duration::from_secs(30);
 /// News in one statement; more wait for the next.
 const MAX_NEWS: usize = 1000;
 
@@ -31,14 +34,20 @@ pub(super) struct News {
 
 impl News {
     /// Starts to listen, to tell and to sweep. The tasks end with the store: see [`Tasks`].
-    pub(super) async fn start(pool: &PgPool, hub: Arc<Hub>, instance: String) -> Result<(News, Tasks)> {
+    pub(super) async fn start(
+        pool: &PgPool,
+        patience: &Patience,
+        hub: Arc<Hub>,
+        instance: String,
+    ) -> Result<(News, Tasks)> {
         // Bounded by what is written: one for each transaction, merged as they are sent.
         let (queue, told) = mpsc::unbounded_channel();
         let listener = listen(pool).await?;
+        let line = || (pool.clone(), patience.clone());
         let tasks = vec![
-            tokio::spawn(hear(pool.clone(), listener, hub.clone(), instance.clone())).abort_handle(),
-            tokio::spawn(tell(pool.clone(), told, instance)).abort_handle(),
-            tokio::spawn(sweep(pool.clone(), hub.clone())).abort_handle(),
+            tokio::spawn(hear(line(), listener, hub.clone(), instance.clone())).abort_handle(),
+            tokio::spawn(tell(line(), told, instance)).abort_handle(),
+            tokio::spawn(sweep(line(), hub.clone())).abort_handle(),
         ];
         Ok((News { hub, queue }, Tasks(tasks)))
     }
@@ -64,13 +73,18 @@ impl Drop for Tasks {
 
 async fn listen(pool: &PgPool) -> Result<PgListener> {
     let mut listener = PgListener::connect_with(pool).await?;
+    // A lost connection is said and not replaced: news may have been lost with it.
+    listener.eager_reconnect(false);
     listener.listen(CHANNEL).await?;
     Ok(listener)
 }
 
-async fn hear(pool: PgPool, mut listener: PgListener, hub: Arc<Hub>, instance: String) {
+/// A pool and how long is waited for it.
+type Line = (PgPool, Patience);
+
+async fn hear((pool, patience): Line, mut listener: PgListener, hub: Arc<Hub>, instance: String) {
     loop {
-        while let Ok(Some(news)) = listener.try_recv().await {
+        while let Some(news) = next(&mut listener, &patience).await {
             let mut words = news.payload().split(' ');
             let (Some(from), Some(run), Some(change)) = (words.next(), words.next(), words.next()) else {
                 continue;
@@ -83,7 +97,7 @@ async fn hear(pool: PgPool, mut listener: PgListener, hub: Arc<Hub>, instance: S
         }
         tracing::warn!("the connection that listens to PostgreSQL is lost");
         listener = loop {
-            match listen(&pool).await {
+            match patience.call(listen(&pool)).await {
                 Ok(listener) => break listener,
                 Err(_) => tokio::time::sleep(RETRY).await,
             }
@@ -93,13 +107,24 @@ async fn hear(pool: PgPool, mut listener: PgListener, hub: Arc<Hub>, instance: S
     }
 }
 
-async fn tell(pool: PgPool, mut told: mpsc::UnboundedReceiver<(RunId, u64)>, instance: String) {
+/// None if the connection is lost. One that is silent is asked: it may have been lost without a word.
+async fn next(listener: &mut PgListener, patience: &Patience) -> Option<PgNotification> {
+    loop {
+        if let Ok(heard) = tokio::time::timeout(QUIET, listener.try_recv()).await {
+            return heard.ok().flatten();
+        }
+        let ask = async { Ok(sqlx::query("SELECT 1").execute(&mut *listener).await?) };
+        patience.call(ask).await.ok()?;
+    }
+}
+
+async fn tell((pool, patience): Line, mut told: mpsc::UnboundedReceiver<(RunId, u64)>, instance: String) {
     let mut news = Vec::new();
     while told.recv_many(&mut news, MAX_NEWS).await > 0 {
         let latest: BTreeMap<RunId, u64> = news.drain(..).collect();
         let payloads: Vec<String> =
             latest.iter().map(|(run, change)| format!("{instance} {run} {change}")).collect();
-        if let Err(error) = notify(&pool, &payloads).await {
+        if let Err(error) = patience.call(notify(&pool, &payloads)).await {
             tracing::warn!(%error, "other processes will notice changes late");
         }
     }
@@ -118,14 +143,14 @@ async fn notify(pool: &PgPool, payloads: &[String]) -> Result<()> {
     Ok(tx.commit().await?)
 }
 
-async fn sweep(pool: PgPool, hub: Arc<Hub>) {
+async fn sweep((pool, patience): Line, hub: Arc<Hub>) {
     let mut last = None;
     let mut swept = Swept::default();
     loop {
         tokio::time::sleep(SWEEP_INTERVAL).await;
         let (any, runs) = hub.watched();
         // While the server is away there is nothing to find; `hear` wakes all when it is back.
-        let _: Result<()> = async {
+        let look = async {
             if any {
                 let now: (i64, i64) =
                     sqlx::query_as("SELECT coalesce(sum(changes), 0)::bigint, count(*) FROM runs")
@@ -154,8 +179,8 @@ async fn sweep(pool: PgPool, hub: Arc<Hub>) {
                 }
             }
             Ok(())
-        }
-        .await;
+        };
+        let _: Result<()> = patience.call(look).await;
     }
 }
 

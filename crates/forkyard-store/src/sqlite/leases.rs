@@ -27,21 +27,29 @@ pub(super) fn acquire(
         return Ok(None);
     }
     tx.prepare_cached(
-        "UPDATE runs SET lease_token = ?2, lease_owner = ?3, lease_boot = ?4, lease_until = ?5, renewed_at = ?6
-         WHERE n = ?1",
+        "UPDATE runs SET lease_token = ?2, lease_owner = ?3, lease_boot = ?4, lease_until = ?5 WHERE n = ?1",
     )?
-    .execute(params![row.n, token + 1, owner, clock.boot, clock.until(ttl), Clock::wall_ms()])?;
+    .execute(params![row.n, token + 1, owner, clock.boot, clock.until(ttl)])?;
     let last_driven = renewed.map(|ms| Timestamp(uint(ms)));
     Ok(Some(Lease { run: run.clone(), token: uint(token) + 1, last_driven }))
 }
 
-pub(super) fn renew(tx: &Tx<'_>, clock: &Clock, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()> {
+pub(super) fn renew(
+    tx: &Tx<'_>,
+    clock: &Clock,
+    run: &RunId,
+    token: LeaseToken,
+    ttl: Duration,
+    driven: Option<Timestamp>,
+) -> Result<()> {
     let row = run_row(tx, run)?;
     if row.lease != Some(token) {
         return Err(StoreError::LeaseLost);
     }
-    tx.prepare_cached("UPDATE runs SET lease_boot = ?2, lease_until = ?3, renewed_at = ?4 WHERE n = ?1")?
-        .execute(params![row.n, clock.boot, clock.until(ttl), Clock::wall_ms()])?;
+    tx.prepare_cached(
+        "UPDATE runs SET lease_boot = ?2, lease_until = ?3, renewed_at = coalesce(?4, renewed_at) WHERE n = ?1",
+    )?
+    .execute(params![row.n, clock.boot, clock.until(ttl), driven.map(|at| int(at.0))])?;
     Ok(())
 }
 

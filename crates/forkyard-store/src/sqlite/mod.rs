@@ -140,9 +140,15 @@ impl Leases for SqliteStore {
         let (run, owner, clock) = (run.clone(), owner.to_string(), self.clock.clone());
         self.writer.write(move |tx| leases::acquire(tx, &clock, &run, &owner, ttl)).await
     }
-    async fn renew(&self, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()> {
+    async fn renew(
+        &self,
+        run: &RunId,
+        token: LeaseToken,
+        ttl: Duration,
+        driven: Option<Timestamp>,
+    ) -> Result<()> {
         let (run, clock) = (run.clone(), self.clock.clone());
-        self.writer.write(move |tx| leases::renew(tx, &clock, &run, token, ttl)).await
+        self.writer.write(move |tx| leases::renew(tx, &clock, &run, token, ttl, driven)).await
     }
     async fn release(&self, run: &RunId, token: LeaseToken) -> Result<()> {
         let run = run.clone();

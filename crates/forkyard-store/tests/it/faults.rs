@@ -10,6 +10,7 @@ use forkyard_core::{Attempt, RunId, Timestamp};
 use forkyard_store::conformance::{
     LONG, entry, event, events, patiently, run_id, start, start_with, step, until,
 };
+use forkyard_store::postgres::PostgresStore;
 use forkyard_store::{EventQuery, RunCounts, RunQuery, Store, StoreError, StreamId, Words};
 use serde_json::json;
 use test_support::postgres::Postgres;
@@ -141,13 +142,93 @@ async fn a_server_that_dies_is_survived() {
     let all = store.read_run(&run, &EventQuery::default()).await.unwrap();
     assert!(all.iter().enumerate().all(|(i, e)| e.position == i as u64 + 1));
     // Leases and watches outlive it too.
-    retry(|| store.renew(&run, lease, LONG)).await;
+    retry(|| store.renew(&run, lease, LONG, None)).await;
     patiently("changes were noticed", watch.changed()).await;
     let other = forkyard_store::open(&url).await.unwrap();
     // Changes of another instance are heard on the new connection.
     let mut watch = store.watch(Some(&run));
     other.put_command(&run, forkyard_store::conformance::command(None, json!(1))).await.unwrap();
     patiently("the listener is back", async {
+        while store.pending_commands(&run).await.unwrap().is_empty() {
+            watch.changed().await;
+        }
+    })
+    .await;
+}
+
+/// Stopped, not dead: nothing breaks off, and nothing answers. Whoever asks is told so, and all goes on with the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_stands_still_is_said() {
+    let server = Postgres::start();
+    let url = server.database();
+    let open = || PostgresStore::open_with(&url, Duration::from_secs(2));
+    let store: Arc<dyn Store> = Arc::new(open().await.unwrap());
+    let (run, lease) = start(&store, "a", 1).await;
+    let mut watch = store.watch(Some(&run));
+    // One call is in the middle of its statement: it waits for the run's row.
+    let pool = sqlx::PgPool::connect(&url).await.unwrap();
+    let mut other = pool.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM runs FOR UPDATE").execute(&mut *other).await.unwrap();
+    let renewing = tokio::spawn({
+        let (store, run) = (store.clone(), run.clone());
+        async move { store.renew(&run, lease, LONG, None).await }
+    });
+    until("it waits for the row", || async {
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        let waits: i64 = sqlx::query_scalar(waits).fetch_one(&pool).await.unwrap();
+        (waits > 0).then_some(())
+    })
+    .await;
+    let still = server.stand_still();
+    let refused = patiently("the call ends", renewing).await.unwrap().unwrap_err();
+    let said = |refused: &StoreError| matches!(refused, StoreError::Unavailable(text) if text.contains("PostgreSQL"));
+    assert!(said(&refused) && refused.to_string().contains("has not answered within 2 s"), "{refused}");
+    // More than there are connections, of every kind.
+    let mut calls = tokio::task::JoinSet::new();
+    for i in 0..8 {
+        let (store, run) = (store.clone(), run.clone());
+        calls.spawn({
+            let (store, run) = (store.clone(), run.clone());
+            async move { store.run(&run).await.map(drop) }
+        });
+        calls.spawn({
+            let (store, run) = (store.clone(), run.clone());
+            async move { store.read_run(&run, &EventQuery::default()).await.map(drop) }
+        });
+        calls.spawn({
+            let (store, run) = (store.clone(), run.clone());
+            async move { store.append_journal(entry(&run, 0, 1, 0, events("agent.a", 1))).await.map(drop) }
+        });
+        calls.spawn(async move { store.put_blob(&format!("{run}/{i}"), b"x").await });
+    }
+    let again = url.clone();
+    calls.spawn(async move { PostgresStore::open_with(&again, Duration::from_secs(2)).await.map(drop) });
+    patiently("all calls end", async {
+        while let Some(ended) = calls.join_next().await {
+            let refused = ended.unwrap().unwrap_err();
+            assert!(said(&refused), "{refused}");
+        }
+    })
+    .await;
+    drop(still);
+    other.rollback().await.unwrap();
+    // What was asked for may have been done: whoever asks again looks first.
+    patiently("work goes on", async {
+        loop {
+            let at = retry(|| store.journal_len(&run, 0)).await;
+            match store.append_journal(entry(&run, 0, 1, at, events("agent.a", 1))).await {
+                Ok(_) => break,
+                Err(StoreError::Conflict { .. } | StoreError::Unavailable(_)) => {}
+                Err(other) => panic!("{other}"),
+            }
+        }
+    })
+    .await;
+    patiently("changes are noticed", watch.changed()).await;
+    let other: Arc<dyn Store> = Arc::new(open().await.unwrap());
+    let mut watch = store.watch(Some(&run));
+    other.put_command(&run, forkyard_store::conformance::command(None, json!(1))).await.unwrap();
+    patiently("the listener is there", async {
         while store.pending_commands(&run).await.unwrap().is_empty() {
             watch.changed().await;
         }

@@ -212,7 +212,7 @@ settings! {
     heartbeat_interval: Millis = "engine.heartbeat_interval" { default: Some("30s"), range: Some(("100ms", "10m")) }
     /// Work that was silent for this long is lost.
     heartbeat_timeout: Millis = "engine.heartbeat_timeout" { default: Some("90s"), range: Some(("300ms", "1h")) }
-    /// Forks that work at the same time on this host, all runs together.
+    /// Forks that work at the same time on this host, all runs and all processes of this home together.
     host_concurrency: u32 = "engine.host_concurrency" { default: Some("100"), range: Some(("1", "10000")), env: &[var("FORKYARD_HOST_CONCURRENCY")] }
 
     /// Where the Temporal frontend is.

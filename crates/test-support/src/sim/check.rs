@@ -7,7 +7,7 @@ use forkyard_core::pending::TaskEvent;
 use forkyard_core::run::{Run, RunEvent};
 use forkyard_core::task::{ErrorClass, TaskKind};
 use forkyard_core::view::{ForkOutcome, SandboxState};
-use forkyard_core::{Attempt, ForkNum, RunId, Timestamp, Usd, event};
+use forkyard_core::{Attempt, ForkNum, Millis, RunId, Timestamp, Usd, event};
 use forkyard_store::*;
 
 use super::activities::TURNS;
@@ -32,6 +32,7 @@ pub async fn check(
     world: &World,
     shadow: &Shadow,
     scenario: &Scenario,
+    lasted: Millis,
     violations: &mut Vec<String>,
 ) -> u64 {
     let mut events = 0;
@@ -59,6 +60,11 @@ pub async fn check(
                 bad(format!("the stored view of fork {n} is not that of its log"));
             }
             finished_work(*n, fork, world, &mut bad);
+            // Whatever the wall clocks of its drivers said.
+            let driven = fork.view().driven;
+            if driven > lasted {
+                bad(format!("fork {n} was driven for {driven}, and all of it lasted {lasted}"));
+            }
         }
         concurrency(&log, spec.max_concurrent as usize, &mut bad);
         retries(&log, &mut bad);

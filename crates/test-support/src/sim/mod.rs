@@ -180,7 +180,8 @@ async fn simulate(scenario: Scenario, bug: Option<Bug>) -> Report {
             violations.push(format!("the sweep failed: {e}"));
         }
     }
-    let events = check::check(&mem, &world, &shadow, &scenario, &mut violations).await;
+    let lasted = Millis(start.elapsed().as_millis() as u64);
+    let events = check::check(&mem, &world, &shadow, &scenario, lasted, &mut violations).await;
     let mut outcomes = vec![];
     for id in &ids {
         let run = outside.run(id).await.ok().flatten().and_then(|v| v.outcome);
@@ -208,8 +209,12 @@ impl Process {
         clock: Clock,
     ) -> Process {
         let (mem, world, shadow) = (mem.clone(), world.clone(), shadow.clone());
-        let (host_limit, crash_after) = (scenario.host_limit, scenario.crash_after);
+        let (host_limit, crash_after, seed) = (scenario.host_limit, scenario.crash_after, scenario.seed);
         let make = move |proc: Arc<Proc>| {
+            // Every process finds the wall clock where somebody has put it in the meantime.
+            let mut rng = fastrand::Rng::with_seed(seed ^ ((i as u64) << 32) ^ (proc.generation << 40));
+            let jumped = clock.now() - Millis::minutes(12 * 60) + Millis::minutes(rng.u64(0..24 * 60));
+            let clock = Clock::at(jumped);
             let store: Arc<dyn Store> = Arc::new(SimStore::new(
                 mem.clone(),
                 world.clone(),

@@ -149,9 +149,15 @@ impl Leases for SimStore {
         self.leave(false).await?;
         Ok(lease)
     }
-    async fn renew(&self, run: &RunId, token: LeaseToken, ttl: Duration) -> Result<()> {
+    async fn renew(
+        &self,
+        run: &RunId,
+        token: LeaseToken,
+        ttl: Duration,
+        driven: Option<Timestamp>,
+    ) -> Result<()> {
         self.enter().await?;
-        self.mem.renew(run, token, ttl).await
+        self.mem.renew(run, token, ttl, driven).await
     }
     async fn release(&self, run: &RunId, token: LeaseToken) -> Result<()> {
         self.enter().await?;
