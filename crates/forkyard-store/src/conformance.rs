@@ -12,6 +12,7 @@ pub mod values;
 pub mod views;
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,7 +83,7 @@ macro_rules! conformance {
         async fn all_cases() {
             let mut cases = $crate::conformance::Cases::default();
             $($(
-                cases.run(stringify!($case), $crate::conformance::$module::$case($factory)).await;
+                cases.run(stringify!($case), || Box::pin($crate::conformance::$module::$case($factory))).await;
             )+)+
             cases.finish().await;
         }
@@ -99,11 +100,12 @@ pub struct Cases {
 impl Cases {
     const AT_ONCE: usize = 8;
 
-    pub async fn run(&mut self, name: &'static str, case: impl Future<Output = ()> + Send + 'static) {
+    /// A case is made on the heap by a function of its own: all of them are too large for one stack.
+    pub async fn run(&mut self, name: &'static str, case: fn() -> Pin<Box<dyn Future<Output = ()> + Send>>) {
         while self.running.len() >= Cases::AT_ONCE {
             self.reap().await;
         }
-        self.running.spawn(async move { (name, tokio::spawn(case).await) });
+        self.running.spawn(async move { (name, tokio::spawn(case()).await) });
     }
 
     async fn reap(&mut self) {
