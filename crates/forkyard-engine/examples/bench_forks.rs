@@ -1,5 +1,5 @@
 //! What one more fork costs, as Markdown tables: a repository of 1 GiB and 50,000 files, from the prepared base to the last
-//! fork's first answer of the model, beside plain clones and git worktrees; and a hundred forks in one process.
+//! fork's first request to the model, beside plain clones and git worktrees; and a hundred forks in one process.
 //!
 //! `cargo run --release -p forkyard-engine --example bench_forks -- [--quick]`
 
@@ -27,10 +27,13 @@ use tokio_util::sync::CancellationToken;
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
+/// A model takes a moment to answer: by then every fork has asked.
+const THINKS: u64 = 2_000;
 const SCRIPT: &str = r#"
 name = "bench"
 [[turn]]
 text = "I write."
+delay_ms = THINKS
 tools = [{ name = "Write", input = { file_path = "result.txt", content = "done\n" } }]
 [[turn]]
 text = "Done."
@@ -44,7 +47,7 @@ struct Size {
     hundred: u32,
 }
 
-const FULL: Size = Size { files: 50_000, bytes: 1 << 30, forks: 20, rounds: 5, hundred: 100 };
+const FULL: Size = Size { files: 50_000, bytes: 1 << 30, forks: 20, rounds: 3, hundred: 100 };
 const QUICK: Size = Size { files: 2_000, bytes: 32 << 20, forks: 5, rounds: 2, hundred: 20 };
 
 /// A folder that is removed at the end.
@@ -110,7 +113,7 @@ struct Yard {
 async fn yard(place: &Path, host_limit: u32) -> Result<Yard> {
     let home = place.join("home");
     std::fs::create_dir_all(&home)?;
-    std::fs::write(place.join("script.toml"), SCRIPT)?;
+    std::fs::write(place.join("script.toml"), SCRIPT.replace("THINKS", &THINKS.to_string()))?;
     let store = forkyard_store::open(&home.join("forkyard.db").display().to_string()).await?;
     let local: Arc<dyn Provider> =
         Arc::new(LocalProvider::new(&home.join("sandboxes"), LocalOptions::default())?);
@@ -149,8 +152,8 @@ impl Ran {
     fn base_ready(&self) -> Option<Timestamp> {
         self.at("run.fork_started").min()
     }
-    /// When the last fork had its first answer.
-    fn last_first_answer(&self) -> Option<Timestamp> {
+    /// When the last fork asked the model for the first time, from when it was answered.
+    fn last_first_request(&self) -> Option<Timestamp> {
         let mut first: BTreeMap<u32, Timestamp> = BTreeMap::new();
         for r in self.events.iter().filter(|r| r.event.kind == "agent.assistant_message") {
             if let Some(fork) = r.stream.fork() {
@@ -158,7 +161,7 @@ impl Ran {
                 *at = (*at).min(r.event.at);
             }
         }
-        first.into_values().max()
+        first.into_values().max().map(|answered| Timestamp(answered.0.saturating_sub(THINKS)))
     }
 }
 
@@ -246,18 +249,18 @@ async fn large(place: &Path, size: &Size) -> Result<()> {
     let mut grown = 0;
     for _ in 0..size.rounds {
         let ran = run(&yard, place, &repo, 1).await?;
-        one.push(ms(ran.base_ready(), ran.last_first_answer())?);
+        one.push(ms(ran.base_ready(), ran.last_first_request())?);
         prepare.push(ms(ran.submitted(), ran.base_ready())?);
         let before = disk(&sandboxes)?;
         let ran = run(&yard, place, &repo, size.forks).await?;
-        many.push(ms(ran.base_ready(), ran.last_first_answer())?);
+        many.push(ms(ran.base_ready(), ran.last_first_request())?);
         // What is left is the base's; the forks' own is gone with them.
         grown = disk(&sandboxes)?.saturating_sub(before);
     }
     let (one, many, prepare) = (median(one), median(many), median(prepare));
     let allowed = one as f64 * 1.3 + 5.0 * f64::from(size.forks);
     println!("\n{} files, {}, medians of {}:\n", size.files, mib(size.bytes as u64), size.rounds);
-    println!("| from the base to the last fork's first answer | ms |\n|---|---|");
+    println!("| from the base to the last fork's first request to the model | ms |\n|---|---|");
     println!("| 1 fork | {one} |");
     println!("| {} forks at once | {many} |", size.forks);
     println!("| 1.3 times one, and 5 ms a fork | {allowed:.0} |");
@@ -265,6 +268,9 @@ async fn large(place: &Path, size: &Size) -> Result<()> {
 
     println!("| {} work trees | time | disk |\n|---|---|---|", size.forks);
     println!("| forks (and the base that they share) | {} ms | {} |", prepare + many, mib(grown));
+    // Room for those who share nothing.
+    drop(yard);
+    std::fs::remove_dir_all(place.join("home"))?;
     for (name, args) in
         [("plain clones", &["clone", "-q"][..]), ("git worktrees", &["worktree", "add", "-q", "--detach"])]
     {

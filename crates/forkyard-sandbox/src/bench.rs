@@ -43,6 +43,8 @@ const FORK_ROUNDS: usize = 50;
 const GIB: u64 = 1 << 30;
 /// Before each measurement: the kernel takes apart what the one before left, and that is not the next one's time.
 const REST: Duration = Duration::from_millis(20);
+/// And after it: processors that have just slept are slow for whoever comes first.
+const WARM_UPS: usize = 3;
 const BWRAP: [&str; 11] =
     ["--ro-bind", "/", "/", "--unshare-all", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "true"];
 
@@ -68,6 +70,9 @@ async fn whole(program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<D
 
 async fn rest() {
     tokio::time::sleep(REST).await;
+    for _ in 0..WARM_UPS {
+        let _ = Command::new("true").stdin(Stdio::null()).status();
+    }
 }
 
 async fn is_there(program: &str) -> bool {

@@ -66,7 +66,8 @@ pub fn with_sandboxes<T>(
         forkyard_sandbox::local::expect_sandboxes();
     }
     let settings = global.load(flags)?.settings;
-    crate::runtime()?.block_on(async {
+    let runtime = crate::runtime()?;
+    let done = runtime.block_on(async {
         match settings.remote_url.clone() {
             Some(url) => {
                 let remote = Remote::open(settings, &url)?;
@@ -77,7 +78,10 @@ pub fn with_sandboxes<T>(
                 settled(&sandboxes, work(&settings, &sandboxes)).await
             }
         }
-    })
+    });
+    // Nothing is left that its threads would have to end.
+    runtime.shutdown_background();
+    done
 }
 
 /// Work of a process that ends with it: what it leaves behind in the background is waited for, so that nothing is left.
