@@ -30,6 +30,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 const MAX_RUNS: usize = 10_000;
 /// How often a live run's workflow is looked at, besides when it does not take a nudge.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// And once it has ended, until those of its forks have.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Spending is told of this often at most: a warning is for people.
 const MONEY_EVERY: Duration = Duration::from_secs(1);
 
@@ -39,9 +41,18 @@ struct Told {
     commands: Option<(CommandId, Instant)>,
     messages: BTreeMap<u32, (MessageId, Instant)>,
     money: Option<Instant>,
-    /// When its workflow was looked at.
-    looked: Option<Instant>,
+    /// When its workflow is looked at next.
+    look_at: Option<Instant>,
     warned: BTreeSet<Option<u32>>,
+}
+
+/// Who drives a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Driven {
+    Workflow,
+    /// Its forks are ending.
+    Forks,
+    Nobody,
 }
 
 pub struct Courier {
@@ -116,29 +127,32 @@ impl Courier {
         let heard = !is_news(&mut told.commands, newest) || self.service.nudge_run(&run.id).await?;
         self.about_messages(run, told).await?;
         self.about_money(run, told).await?;
-        let first = *told.looked.get_or_insert_with(Instant::now);
-        if heard && first.elapsed() < LOOK_EVERY {
+        let look_at = *told.look_at.get_or_insert_with(|| Instant::now() + LOOK_EVERY);
+        if heard && Instant::now() < look_at {
             return Ok(false);
         }
-        told.looked = Some(Instant::now());
-        self.is_abandoned(&run.id).await
+        let driven = self.driven(&run.id).await?;
+        let wait = if driven == Driven::Forks { LOOK_AGAIN } else { LOOK_EVERY };
+        told.look_at = Some(Instant::now() + wait);
+        Ok(driven == Driven::Nobody)
     }
 
-    /// Its workflow was ended by others, and so are those of the forks that have not ended. A fork whose run's workflow is gone
-    /// is asked to cancel, and collects and cleans up itself before.
-    async fn is_abandoned(&self, run: &RunId) -> Result<bool, ServiceError> {
+    /// Which of its workflows has not been ended, by itself or by others. A fork whose run's workflow is gone is asked to cancel, and
+    /// collects and cleans up itself before.
+    async fn driven(&self, run: &RunId) -> Result<Driven, ServiceError> {
         // One that is not known here may be another service's.
         if self.service.has_ended(run_workflow_id(run)).await? != Some(true) {
-            return Ok(false);
+            return Ok(Driven::Workflow);
         }
         for fork in self.store.forks(run).await?.into_iter().filter(|f| f.outcome.is_none()) {
             // One that is not known never began.
             if self.service.has_ended(fork_workflow_id(run, fork.fork)).await? == Some(false) {
-                return Ok(false);
+                return Ok(Driven::Forks);
             }
         }
         // It may have ended in the meantime, as it should.
-        Ok(self.store.run(run).await?.is_some_and(|v| v.status != RunStatus::Ended))
+        let live = self.store.run(run).await?.is_some_and(|v| v.status != RunStatus::Ended);
+        Ok(if live { Driven::Nobody } else { Driven::Workflow })
     }
 
     async fn about_messages(&self, run: &RunView, told: &mut Told) -> Result<(), ServiceError> {

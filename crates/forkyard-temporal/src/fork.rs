@@ -106,8 +106,6 @@ struct Driver<'a> {
     wheel: Wheel<'a, ForkFlow>,
     start: ForkStart,
     looking: Option<Looking>,
-    /// A cancel of the workflow itself was heard.
-    cancel_heard: bool,
     /// Since when nobody drives it, because its user let go.
     let_go: Option<Timestamp>,
     balance: Option<Balance>,
@@ -124,10 +122,11 @@ impl<'a> Driver<'a> {
             lease: start.lease,
             pace: start.pace,
             counted: start.counted,
+            logic: start.logic,
         };
         let wheel = Wheel::new(ctx, frame, 0);
         let (looking, let_go, balance) = (None, None, None);
-        Driver { ctx, wheel, start, looking, cancel_heard: false, let_go, balance, unheard: 0 }
+        Driver { ctx, wheel, start, looking, let_go, balance, unheard: 0 }
     }
 
     async fn go(mut self) -> WorkflowResult<ForkEnd> {
@@ -159,8 +158,7 @@ impl<'a> Driver<'a> {
     }
 
     fn next_note(&mut self) -> Option<Note> {
-        if self.ctx.cancellation_token().is_cancelled() && !self.cancel_heard {
-            self.cancel_heard = true;
+        if self.wheel.hears_cancel() {
             return Some(Note::Cancel);
         }
         if !self.ctx.state(ForkFlow::has_notes) {

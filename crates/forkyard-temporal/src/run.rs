@@ -186,7 +186,6 @@ struct Driver<'a> {
     reading: bool,
     /// News came while the inbox was read.
     read_again: bool,
-    cancel_heard: bool,
     let_go: bool,
     messages: u64,
     shown: Option<RunStatus>,
@@ -201,6 +200,7 @@ impl<'a> Driver<'a> {
             lease: opened.lease,
             pace: start.pace,
             counted: false,
+            logic: start.logic,
         };
         Driver {
             ctx,
@@ -211,7 +211,6 @@ impl<'a> Driver<'a> {
             heard: BTreeSet::new(),
             reading: false,
             read_again: false,
-            cancel_heard: false,
             let_go: false,
             messages: 0,
             shown: None,
@@ -245,8 +244,7 @@ impl<'a> Driver<'a> {
     }
 
     fn next_note(&mut self) -> Option<Note> {
-        if self.ctx.cancellation_token().is_cancelled() && !self.cancel_heard {
-            self.cancel_heard = true;
+        if self.wheel.hears_cancel() {
             return Some(Note::Command(Command::Cancel));
         }
         if !self.ctx.state(RunFlow::has_notes) {

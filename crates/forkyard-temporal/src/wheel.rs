@@ -23,7 +23,9 @@ use temporalio_sdk::{
 };
 
 use crate::hand::{Hand, LET_GO, REFUSED, SILENT};
-use crate::wire::{Ask, ForkEnd, Look, Pace, Perform, Performed, Record, Waiting, host_queue, making_queue};
+use crate::wire::{
+    ATTENTIVE, Ask, ForkEnd, Look, Pace, Perform, Performed, Record, Waiting, host_queue, making_queue,
+};
 
 /// Above a task's own limit, which the worker keeps: for the way there and back.
 const SLACK: Duration = Duration::from_secs(60);
@@ -45,6 +47,8 @@ pub struct Frame {
     pub lease: LeaseToken,
     pub pace: Pace,
     pub counted: bool,
+    /// Of the workflow.
+    pub logic: u32,
 }
 
 /// How a task ended.
@@ -187,6 +191,7 @@ pub struct Wheel<'a, W> {
     /// Where the result's commit is.
     bench: Option<HostId>,
     lost_hosts: BTreeSet<HostId>,
+    cancel_heard: bool,
 }
 
 pub fn now<W>(ctx: &WorkflowContext<W>) -> Timestamp {
@@ -219,16 +224,25 @@ impl<'a, W: Noted> Wheel<'a, W> {
             homes: BTreeMap::new(),
             bench: None,
             lost_hosts: BTreeSet::new(),
+            cancel_heard: false,
         }
+    }
+
+    /// Whether the workflow itself was cancelled, as by the end of its parent. Said once.
+    pub fn hears_cancel(&mut self) -> bool {
+        let news = self.ctx.cancellation_token().is_cancelled() && !self.cancel_heard;
+        self.cancel_heard |= news;
+        news
     }
 
     pub fn push(&mut self, future: impl Future<Output = Arrived> + 'a) {
         self.pending.push(Box::pin(future));
     }
 
-    /// Everything that has come by now, at least one thing; or nothing, if there are notes.
+    /// Everything that has come by now, at least one thing; or nothing, if there are notes or a cancel.
     pub async fn next(&mut self) -> Vec<Arrived> {
         let (ctx, pending) = (self.ctx, &mut self.pending);
+        let attentive = self.frame.logic >= ATTENTIVE && !self.cancel_heard;
         let arrived = poll_fn(|cx| {
             let mut arrived = vec![];
             let mut k = 0;
@@ -242,7 +256,8 @@ impl<'a, W: Noted> Wheel<'a, W> {
                 }
             }
             // The state is only looked at: changing it in here would wake this for ever.
-            match arrived.is_empty() && !ctx.state(W::has_notes) {
+            let cancelled = attentive && ctx.cancellation_token().is_cancelled();
+            match arrived.is_empty() && !cancelled && !ctx.state(W::has_notes) {
                 true => Poll::Pending,
                 false => Poll::Ready(arrived),
             }

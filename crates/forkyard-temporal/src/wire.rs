@@ -13,9 +13,11 @@ use serde::{Deserialize, Serialize};
 
 /// What the workflows of this release do with an input. A release that would do something else for the same history has a
 /// larger number, and still knows how to drive the smaller ones.
-pub const LOGIC: u32 = 2;
+pub const LOGIC: u32 = 3;
 /// From here on a fork does not count the tasks that nobody took as losses.
 pub const FORGIVING: u32 = 2;
+/// From here on a workflow that is cancelled while it waits hears it at once, not with whatever comes next.
+pub const ATTENTIVE: u32 = 3;
 
 /// Names that Temporal's users see.
 pub fn run_workflow_id(run: &RunId) -> String {

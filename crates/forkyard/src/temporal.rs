@@ -2,14 +2,16 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forkyard_core::spec::RunSpec;
-use forkyard_core::view::EngineKind;
+use forkyard_core::view::{EngineKind, RunStatus, RunView};
 use forkyard_core::{Millis, RunId};
 use forkyard_engine::Engine;
 use forkyard_engine::activities::HostYard;
 use forkyard_engine::sweep::{SweepConfig, SweepStats};
 use forkyard_store::ProcessKind;
+use forkyard_temporal::wire::run_workflow_id;
 use forkyard_temporal::{Pace, Service, ServiceConfig, ServiceError, TemporalEngine, WorkerConfig};
 use tokio_util::sync::CancellationToken;
 
@@ -17,11 +19,16 @@ use crate::error::{CliError, Result};
 use crate::follow::{engine_error, store_error};
 use crate::observe::Watched;
 use crate::output::Output;
+use crate::place::Place;
 use crate::settings::Settings;
 use crate::yard::Yard;
 
 /// What a task that was stopped may take to come to a safe point.
 const GRACE: Millis = Millis::secs(10);
+/// How long whoever looks at runs waits for the service.
+const NOTICE_WAIT: Duration = Duration::from_secs(2);
+/// Runs that are looked at for one list: those on a screen.
+const MAX_NOTICED: usize = 50;
 
 fn service_error(e: ServiceError) -> CliError {
     match e {
@@ -87,6 +94,43 @@ fn unattended(run: &RunId, s: &Settings) -> String {
          forkyard worker --engine temporal\n",
         s.temporal_task_queue
     )
+}
+
+/// A run whose workflow somebody has ended is not live any more. It is called off, as a worker does that notices, and shown so. A
+/// service that does not answer at once says nothing.
+pub async fn notice(place: &dyn Place, views: &mut [RunView]) {
+    let Some(yard) = place.here() else { return };
+    let live = views.iter_mut().filter(|v| v.engine == EngineKind::Temporal && v.status != RunStatus::Ended);
+    let live: Vec<&mut RunView> = live.take(MAX_NOTICED).collect();
+    if live.is_empty() {
+        return;
+    }
+    let look = async {
+        let service = connect(yard).await?;
+        let looks = live.into_iter().map(|view| look_at(yard, &service, view));
+        futures::future::try_join_all(looks).await
+    };
+    match tokio::time::timeout(NOTICE_WAIT, look).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(e)) => tracing::debug!("Temporal was not asked: {}", e.message),
+        Err(_) => tracing::debug!("Temporal does not answer"),
+    }
+}
+
+async fn look_at(yard: &Yard, service: &Service, view: &mut RunView) -> Result<()> {
+    let ended = service.has_ended(run_workflow_id(&view.id)).await.map_err(service_error)?;
+    if ended != Some(true) {
+        return Ok(());
+    }
+    // It may have ended in the meantime, as it should.
+    if let Some(now) = yard.store.run(&view.id).await.map_err(store_error)? {
+        *view = now;
+    }
+    if view.status != RunStatus::Ended {
+        yard.engine.call_off(&view.id).await.map_err(engine_error)?;
+        view.cancelling = true;
+    }
+    Ok(())
 }
 
 /// Whether a worker of some host serves this store's runs on Temporal.

@@ -3,9 +3,15 @@
 
 use std::time::Duration;
 
-use forkyard_core::Usd;
 use forkyard_core::spec::RunSpec;
 use forkyard_core::view::RunOutcome;
+use forkyard_core::{Millis, Usd};
+use forkyard_store::EventQuery;
+use forkyard_temporal::Service;
+use forkyard_temporal::cleanup::{CleanupFlow, cleanup_workflow_id};
+use forkyard_temporal::run::RunFlow;
+use forkyard_temporal::wire::{LOGIC, Said};
+use temporalio_client::{WorkflowExecutionInfo, WorkflowHandle};
 use test_support::engines::{Rig, Trial, Worker, until};
 use test_support::sim::files::COST;
 
@@ -143,13 +149,66 @@ async fn write_fixtures() {
     engine.command(&cancelled.id, Command::Cancel, None).await.unwrap();
     cancelled.ended().await;
     let service = rig.plan.connect().await;
-    let folder = super::replay::fixtures();
+    let talked = talk(&rig, &service).await;
+    service.start_cleanup(Millis::secs(1), Millis::minutes(60)).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    service.stop_cleanup().await.unwrap().unwrap();
+    let folder = super::replay::fixtures(LOGIC);
+    assert!(!folder.exists(), "{} is there: what was released is never changed", folder.display());
     std::fs::create_dir_all(&folder).unwrap();
-    for run in [&plain, &stirred, &cancelled] {
+    let write = |name: &str, json: &[u8]| std::fs::write(folder.join(format!("{name}.json")), json).unwrap();
+    for run in [&plain, &stirred, &cancelled, &talked] {
         for (name, json) in histories(&service, &run.id, 2).await {
-            std::fs::write(folder.join(format!("{name}.json")), json).unwrap();
+            write(&name, &json);
         }
     }
+    let id = cleanup_workflow_id(service.task_queue());
+    let info = WorkflowExecutionInfo::builder().namespace("default".into()).workflow_id(id).build();
+    let cleanup: WorkflowHandle<_, CleanupFlow> = WorkflowHandle::new(service.client().clone(), info);
+    write("cleanup", &cleanup.fetch_history(Default::default()).to_json().await.unwrap());
+}
+
+/// A run of which everything is wanted that can be: its agent lingers, is talked to, let go of and brought back, gets company,
+/// and passes a mark of its budget.
+async fn talk(rig: &OnTemporal, service: &Service) -> Trial {
+    use forkyard_core::run::Command;
+    let turns = 40;
+    let mut spec = RunSpec::new("/repo", format!("turns={turns} pace=25"), "m", 1);
+    spec.budget.run = Some(Usd(turns * COST.0 * 100 / 81));
+    spec.linger = Millis::minutes(10);
+    let mut company = spec.forks[0].clone();
+    company.prompt = "turns=1 pace=25".into();
+    let run = Trial::start(rig, "talked", spec).await;
+    let (store, engine) = (rig.store(), rig.engine());
+    let lingers = || async { store.fork(&run.id, 0).await.unwrap().is_some_and(|f| f.phase == "lingering") };
+    let noticed = || async {
+        let kinds = vec!["fork.message_noticed".to_string()];
+        let query = EventQuery { kinds, ..EventQuery::default() };
+        !store.read_run(&run.id, &query).await.unwrap().is_empty()
+    };
+    until("it lingers", lingers).await;
+    let handle = service.run_handle(&run.id);
+    let said = Said { fork: 0, content: "one more thing".into() };
+    handle.signal(RunFlow::message, said, Default::default()).await.unwrap();
+    until("it hears", noticed).await;
+    until("it lingers again", lingers).await;
+    handle.signal(RunFlow::pause, (), Default::default()).await.unwrap();
+    until("it is paused", || async { run.view().await.paused }).await;
+    handle.signal(RunFlow::resume, (), Default::default()).await.unwrap();
+    until("it goes on", || async { !run.view().await.paused }).await;
+    engine.command(&run.id, Command::Detach, None).await.unwrap();
+    until("it is let go of", || async { run.view().await.detached }).await;
+    engine.command(&run.id, Command::Resume, None).await.unwrap();
+    until("it is taken over", || async {
+        store.fork(&run.id, 0).await.unwrap().is_some_and(|f| f.attempt.0 > 2 && f.phase == "lingering")
+    })
+    .await;
+    let company = Command::AddForks { forks: vec![company] };
+    handle.signal(RunFlow::command, company, Default::default()).await.unwrap();
+    until("it has company", || async { store.fork(&run.id, 1).await.unwrap().is_some() }).await;
+    handle.signal(RunFlow::cancel, (), Default::default()).await.unwrap();
+    run.ended().await;
+    run
 }
 
 /// However many turns an agent takes, a fork's history stays small.

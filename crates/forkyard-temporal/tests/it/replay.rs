@@ -7,11 +7,19 @@ use forkyard_temporal::Service;
 use forkyard_temporal::cleanup::CleanupFlow;
 use forkyard_temporal::fork::ForkFlow;
 use forkyard_temporal::run::RunFlow;
+use forkyard_temporal::wire::LOGIC;
 use temporalio_client::WorkflowHistory;
 use temporalio_sdk::workflow_replayer::{WorkflowReplayer, WorkflowReplayerOptions};
 
-pub fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+/// Those that workflows of this logic left.
+pub fn fixtures(logic: u32) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/logic{logic}"))
+}
+
+fn read(logic: u32) -> Vec<(PathBuf, Vec<u8>)> {
+    let entries = std::fs::read_dir(fixtures(logic));
+    let entries = entries.unwrap_or_else(|e| panic!("no histories of logic {logic}, write them: {e}"));
+    entries.map(|e| e.unwrap().path()).map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
 }
 
 /// What a history came to, if the workflows of this release do what it says.
@@ -51,19 +59,68 @@ pub async fn histories(service: &Service, run: &RunId, forks: ForkNum) -> Vec<(S
 
 #[test]
 fn old_histories_replay() {
-    let mut seen = 0;
-    for entry in std::fs::read_dir(fixtures()).unwrap() {
-        let path = entry.unwrap().path();
-        replay(std::fs::read(&path).unwrap()).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        seen += 1;
+    for logic in 1..=LOGIC {
+        let histories = read(logic);
+        assert!(histories.len() >= 9, "{} histories of logic {logic}", histories.len());
+        for (path, history) in histories {
+            replay(history).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        }
     }
-    assert!(seen >= 4, "{seen} fixtures");
 }
+
+/// Whatever workflows of this release do is in a history that every release after it replays.
+#[test]
+fn every_activity_and_signal_is_in_a_history() {
+    let all: String = read(LOGIC).into_iter().map(|(_, h)| String::from_utf8(h).unwrap()).collect();
+    for activity in ACTIVITIES {
+        let scheduled = format!("\"activity_type\":{{\"name\":\"{activity}\"}}");
+        assert!(all.contains(&scheduled), "no history of logic {LOGIC} has the activity {activity}");
+    }
+    for signal in SIGNALS {
+        let signalled = format!("\"signal_name\":\"{signal}\"");
+        assert!(all.contains(&signalled), "no history of logic {LOGIC} has the signal {signal}");
+    }
+}
+
+const ACTIVITIES: &[&str] = &[
+    "open",
+    "record",
+    "inbox",
+    "look",
+    "tell",
+    "hosts",
+    "sweep",
+    "prepare_base",
+    "verify_base",
+    "check_budget",
+    "create_sandbox",
+    "health_check",
+    "run_agent",
+    "collect",
+    "verify",
+    "publish",
+    "cleanup_sandbox",
+];
+
+const SIGNALS: &[&str] = &[
+    "pause",
+    "resume",
+    "cancel",
+    "command",
+    "message",
+    "commands_waiting",
+    "spent",
+    "wish",
+    "message_waiting",
+    "let_go",
+    "take_over",
+    "stop",
+];
 
 /// A replayer that accepts everything would prove nothing.
 #[test]
 fn another_history_is_refused() {
-    let path = fixtures().join("plain-0.json");
+    let path = fixtures(1).join("plain-0.json");
     let text = std::fs::read_to_string(&path).unwrap();
     let other = text.replace("\"health_check\"", "\"collect\"");
     assert_ne!(text, other);

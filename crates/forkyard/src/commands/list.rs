@@ -11,6 +11,7 @@ use crate::render::session::day;
 use crate::render::table::{left, right};
 use crate::render::{Cell, Color, Table};
 use crate::runs::with_place;
+use crate::temporal;
 
 /// List runs, newest first.
 #[derive(Debug, Clone, Args)]
@@ -26,7 +27,11 @@ pub struct ListArgs {
 impl ListArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let query = RunQuery { live: self.live, limit: self.limit as usize, ..RunQuery::default() };
-        let runs = with_place(global, async |place| place.runs(&query).await)?;
+        let runs = with_place(global, async |place| {
+            let mut runs = place.runs(&query).await?;
+            temporal::notice(place, &mut runs).await;
+            Ok(runs)
+        })?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.runs/1", "runs": runs }))?;
             return Ok(Exit::Success);

@@ -15,6 +15,7 @@ use crate::render::session::day;
 use crate::render::{plain, plain_block};
 use crate::results::{ForkResult, RunResult};
 use crate::runs::{collected, the_fork, the_run, with_place};
+use crate::temporal;
 
 /// Show a run and its forks, or one fork.
 #[derive(Debug, Clone, Args)]
@@ -27,7 +28,8 @@ pub struct StatusArgs {
 impl StatusArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         with_place(global, async |place| {
-            let view = the_run(place, &self.target.run).await?;
+            let mut view = the_run(place, &self.target.run).await?;
+            temporal::notice(place, std::slice::from_mut(&mut view)).await;
             if let Some(n) = self.target.fork {
                 let fork = the_fork(place, &view.id, n).await?;
                 let result = RunResult::read(place, &view).await?;
