@@ -45,7 +45,7 @@ macro_rules! conformance {
     (@list $how:ident $factory:path) => {
         $crate::conformance!(@$how $factory;
             log: keys_make_runs_once, runs_are_created_once, steps_need_the_expected_sequence, steps_need_the_lease,
-                journals_need_the_attempt, a_refused_step_leaves_no_trace, a_refused_entry_leaves_no_trace,
+                journals_need_the_attempt, a_repeated_step_is_known, a_refused_step_leaves_no_trace, a_refused_entry_leaves_no_trace,
                 views_stay_in_their_run, streams_are_read_in_pages, runs_are_read_by_position,
                 queries_filter_by_kind_and_fork, sandboxes_have_their_events, journals_are_read_in_order,
                 what_is_missing_is_named, an_attempt_never_goes_back, empty_steps_write_views;

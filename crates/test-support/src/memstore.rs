@@ -286,8 +286,8 @@ impl EventLog for MemStore {
             if !holds && !self.has(StoreBug::AcceptsStaleLeases) {
                 return Err(StoreError::LeaseLost);
             }
-            r.admit(&a.views)?;
             r.expect(&a.stream, a.expected)?;
+            r.admit(&a.views)?;
             for id in &a.consume {
                 r.commands.remove(id);
             }

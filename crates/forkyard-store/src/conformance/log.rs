@@ -100,6 +100,20 @@ pub async fn journals_need_the_attempt<F: Future<Output = Arc<dyn Store>>>(make:
     assert_eq!(store.attempt(&run, 0).await.unwrap(), Some(Attempt(2)));
 }
 
+/// A step that was lost on its way back is told from one that comes too late.
+pub async fn a_repeated_step_is_known<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+    let store = make().await;
+    let (run, lease) = start(&store, "a", 1).await;
+    let first = || step(&run, lease, 1, events("run.a", 2), vec![View::Fork(fork_view(&run, 0, 1))]);
+    store.append(first()).await.unwrap();
+    assert_eq!(store.append(first()).await, Err(StoreError::Conflict { expected: 1, actual: 3 }));
+    let next = vec![View::Fork(fork_view(&run, 0, 2))];
+    store.append(step(&run, lease, 3, events("run.b", 1), next)).await.unwrap();
+    let again = store.append(first()).await;
+    assert_eq!(again, Err(StoreError::Conflict { expected: 1, actual: 4 }), "whichever attempt it was of");
+    assert_eq!(store.attempt(&run, 0).await.unwrap(), Some(Attempt(2)));
+}
+
 pub async fn a_refused_step_leaves_no_trace<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
     let store = make().await;
     let (run, lease) = start(&store, "a", 2).await;

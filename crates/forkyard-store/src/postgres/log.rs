@@ -90,7 +90,7 @@ pub(super) async fn create_run(
         .execute(&mut *tx.conn)
         .await?;
     write_views(tx, n, &new.views, views).await?;
-    write_events(tx, n, 0, &stream, 0, &new.events, events).await?;
+    write_events(tx, n, Appended { seq: 0, position: 0 }, &stream, &new.events, events).await?;
     tx.touch();
     Ok(Created::New)
 }
@@ -105,10 +105,11 @@ pub(super) async fn append(
     if run.lease != Some(append.lease) {
         return Err(StoreError::LeaseLost);
     }
+    // Before the fence: what was written before and is written again is known, whichever attempt has the fork by now.
+    let seq = expect(tx, run.n, &append.stream, append.expected).await?;
     write_views(tx, run.n, &append.views, views).await?;
-    let appended =
-        write_events(tx, run.n, run.position, &append.stream, append.expected, &append.events, events)
-            .await?;
+    let at = Appended { seq, position: run.position };
+    let appended = write_events(tx, run.n, at, &append.stream, &append.events, events).await?;
     super::inbox::consume(tx, run.n, &append.consume).await?;
     tx.touch();
     Ok(appended)
@@ -124,8 +125,9 @@ pub(super) async fn append_journal(
         attempt(tx.conn, run.n, append.fork).await?.ok_or_else(|| no_fork(&append.run, append.fork))?;
     fence(append.attempt, current)?;
     let stream = StreamId::Journal(append.run.clone(), append.fork, append.attempt);
-    let appended =
-        write_events(tx, run.n, run.position, &stream, append.expected, &append.events, events).await?;
+    let seq = expect(tx, run.n, &stream, append.expected).await?;
+    let at = Appended { seq, position: run.position };
+    let appended = write_events(tx, run.n, at, &stream, &append.events, events).await?;
     super::inbox::deliver(tx, run.n, append.fork, &append.deliver).await?;
     tx.touch();
     Ok(appended)
@@ -143,21 +145,23 @@ async fn length(conn: &mut PgConnection, n: i64, stream: &StreamId) -> Result<u6
     Ok(uint(length.unwrap_or(0)))
 }
 
+/// The length of the stream, if it is what the caller thought.
+async fn expect(tx: &mut Tx<'_>, n: i64, stream: &StreamId, expected: u64) -> Result<u64> {
+    let actual = length(tx.conn, n, stream).await?;
+    if actual == expected { Ok(actual) } else { Err(StoreError::Conflict { expected, actual }) }
+}
+
 async fn write_events(
     tx: &mut Tx<'_>,
     n: i64,
-    position: u64,
+    at: Appended,
     stream: &StreamId,
-    expected: u64,
     events: &[NewEvent],
     texts: &[String],
 ) -> Result<Appended> {
-    let actual = length(tx.conn, n, stream).await?;
-    if actual != expected {
-        return Err(StoreError::Conflict { expected, actual });
-    }
+    let Appended { seq: actual, position } = at;
     if events.is_empty() {
-        return Ok(Appended { seq: actual, position });
+        return Ok(at);
     }
     let count = events.len() as u64;
     if position + count > MAX_POSITION {

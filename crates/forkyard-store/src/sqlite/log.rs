@@ -86,7 +86,7 @@ pub(super) fn create_run(
     tx.prepare_cached("INSERT INTO run_views (run, id, live, created_at, view) VALUES (?1, ?2, 0, ?3, '')")?
         .execute(params![n, new.run.as_str(), int(view.created_at.0)])?;
     write_views(tx, n, &new.views, views)?;
-    write_events(tx, n, 0, &stream, 0, &new.events, events)?;
+    write_events(tx, n, Appended { seq: 0, position: 0 }, &stream, &new.events, events)?;
     tx.touch(&new.run);
     Ok(Created::New)
 }
@@ -96,9 +96,12 @@ pub(super) fn append(tx: &Tx<'_>, append: &Append, events: &[String], views: &[S
     if run.lease != Some(append.lease) {
         return Err(StoreError::LeaseLost);
     }
+    let length = length(tx, run.n, &append.stream)?;
+    // Before the fence: what was written before and is written again is known, whichever attempt has the fork by now.
+    expect(append.expected, length)?;
     write_views(tx, run.n, &append.views, views)?;
-    let appended =
-        write_events(tx, run.n, run.position, &append.stream, append.expected, &append.events, events)?;
+    let at = Appended { seq: length, position: run.position };
+    let appended = write_events(tx, run.n, at, &append.stream, &append.events, events)?;
     for command in &append.consume {
         super::inbox::consume(tx, run.n, *command)?;
     }
@@ -139,16 +142,13 @@ pub(super) fn length(conn: &Connection, n: i64, stream: &StreamId) -> Result<u64
 fn write_events(
     tx: &Tx<'_>,
     n: i64,
-    position: u64,
+    at: Appended,
     stream: &StreamId,
-    expected: u64,
     events: &[NewEvent],
     texts: &[String],
 ) -> Result<Appended> {
-    let length = length(tx, n, stream)?;
-    expect(expected, length)?;
-    room(stream.run(), position, events.len())?;
-    let at = insert_events(tx, n, Appended { seq: length, position }, stream, events, texts)?;
+    room(stream.run(), at.position, events.len())?;
+    let at = insert_events(tx, n, at, stream, events, texts)?;
     if !events.is_empty() {
         tx.prepare_cached("UPDATE runs SET position = ?2 WHERE n = ?1")?.execute((n, int(at.position)))?;
     }

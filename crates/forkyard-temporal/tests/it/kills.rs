@@ -163,7 +163,7 @@ async fn write_fixtures() {
         }
     }
     let id = cleanup_workflow_id(service.task_queue());
-    let info = WorkflowExecutionInfo::builder().namespace("default".into()).workflow_id(id).build();
+    let info = WorkflowExecutionInfo::builder().namespace("default").workflow_id(id).build();
     let cleanup: WorkflowHandle<_, CleanupFlow> = WorkflowHandle::new(service.client().clone(), info);
     write("cleanup", &cleanup.fetch_history(Default::default()).to_json().await.unwrap());
 }
