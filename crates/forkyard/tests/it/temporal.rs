@@ -105,7 +105,7 @@ fn a_run_whose_workflow_was_terminated_is_ended() {
     let Some(server) = Temporal::start() else { return };
     let w = World::with_commit();
     let _worker = worker_at(&w, &server);
-    for forks_too in [false, true] {
+    for (forks_too, asked) in [(false, "cancel"), (true, "cancel"), (false, "status"), (true, "list")] {
         let run = w.started();
         let id = format!("forkyard/{run}");
         let terminate = |id: &str| {
@@ -119,10 +119,16 @@ fn a_run_whose_workflow_was_terminated_is_ended() {
                 let _ = server.cli(&["workflow", "terminate", "--workflow-id", &id, "--reason", "by hand"]);
             }
         }
-        let ran = w.run(&["cancel", &run]);
+        let ran = if asked == "list" { w.run(&["list"]) } else { w.run(&[asked, &run]) };
         assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+        until("its end", || {
+            let is = |view: &Value| view["outcome"] == "cancelled";
+            match asked {
+                "list" => w.json(&["list", "--json"])["runs"].as_array().unwrap().iter().all(is),
+                _ => is(&w.json(&["status", &run, "--json"])),
+            }
+        });
         let status = w.json(&["status", &run, "--json"]);
-        assert_eq!(status["outcome"], "cancelled", "{status}");
         assert!(status["results"].as_array().unwrap().iter().all(|r| r["status"] == "cancelled"), "{status}");
         let left = w.json(&["sandbox", "list", "--json"]);
         assert_eq!(left["sandboxes"].as_array().map(Vec::len), Some(0), "{left}");
