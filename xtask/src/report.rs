@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -58,10 +58,16 @@ pub fn run(kind: Kind, args: &ScenarioArgs) -> Result<()> {
 fn one(s: &Scenario) -> Result<(String, bool)> {
     let mut command = command(&s.program)?;
     test::test_env(&mut command, "full");
-    command.stdout(Stdio::piped());
+    // The test runner reports where others complain.
+    let runs_tests = matches!(s.program, Program::Tests(_));
+    if runs_tests {
+        command.stderr(Stdio::piped())
+    } else {
+        command.stdout(Stdio::piped())
+    };
     let engine = match s.program {
         Program::BesideDocker(_) => Engine::start()?,
-        Program::Cargo(_) | Program::Example(..) => None,
+        Program::Tests(_) | Program::Cargo(_) | Program::Example(..) => None,
     };
     if let Some(engine) = &engine {
         command.env("DOCKER_HOST", engine.host());
@@ -70,11 +76,15 @@ fn one(s: &Scenario) -> Result<(String, bool)> {
     let started = Instant::now();
     let mut child = command.spawn().with_context(|| s.name.to_string())?;
     let mut table = String::new();
-    for line in BufReader::new(child.stdout.take().expect("stdout is piped")).lines() {
+    let said: Box<dyn Read> = match child.stderr.take() {
+        Some(stderr) => Box::new(stderr),
+        None => Box::new(child.stdout.take().expect("one of them is piped")),
+    };
+    for line in BufReader::new(said).lines() {
         let line = line?;
         println!("{line}");
-        if line.starts_with('|') {
-            table.push_str(&line);
+        if line.starts_with('|') || (runs_tests && line.contains("tests run:")) {
+            table.push_str(line.trim_start());
             table.push('\n');
         }
     }
@@ -93,6 +103,11 @@ fn one(s: &Scenario) -> Result<(String, bool)> {
 
 fn command(program: &Program) -> Result<Command> {
     let (path, args) = match program {
+        Program::Tests(filter) => {
+            let mut command = cargo();
+            command.args(TESTS).args(["-E", filter]);
+            return Ok(command);
+        }
         Program::Cargo(args) => {
             let mut command = cargo();
             command.args(*args);
@@ -120,9 +135,13 @@ fn command(program: &Program) -> Result<Command> {
     Ok(command)
 }
 
+/// Built for all of them at once: a package built alone has other features.
+const TESTS: [&str; 6] = ["nextest", "run", "--workspace", "--no-fail-fast", "--profile", "soak"];
+
 /// What a reader types to see the same.
 fn line(program: &Program) -> String {
     match program {
+        Program::Tests(filter) => format!("FORKYARD_TEST_SCALE=full cargo {} -E '{filter}'", TESTS.join(" ")),
         Program::Cargo(args) => format!("cargo {}", args.join(" ")),
         Program::Example(name, args) => format!("target/release/examples/{name} {}", args.join(" ")),
         Program::BesideDocker(args) => format!("target/release/forkyard {}", args.join(" ")),

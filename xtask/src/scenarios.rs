@@ -10,6 +10,8 @@ pub enum Kind {
 /// How a scenario is started. Programs are built once for all, since a package built alone has other features, and is
 /// another build.
 pub enum Program {
+    /// Those of the workspace's tests that a filter of the test runner names.
+    Tests(&'static str),
     Cargo(&'static [&'static str]),
     /// An example of any crate, built for release.
     Example(&'static str, &'static [&'static str]),
@@ -26,13 +28,38 @@ pub struct Scenario {
     pub program: Program,
 }
 
+/// The tests that a filter names, at their full counts.
+const fn soaked(name: &'static str, shows: &'static str, filter: &'static str) -> Scenario {
+    Scenario { kind: Kind::Soak, name, shows, program: Program::Tests(filter) }
+}
+
 pub const SCENARIOS: &[Scenario] = &[
-    Scenario {
-        kind: Kind::Soak,
-        name: "all-tests",
-        shows: "every test of the workspace at its full counts",
-        program: Program::Cargo(&["nextest", "run", "--workspace", "--no-fail-fast", "--profile", "soak"]),
-    },
+    soaked(
+        "core",
+        "machines, stores and the embedded engine: every test of them at its full counts",
+        "package(forkyard-core) | package(forkyard-store) | package(forkyard-engine) | package(test-support)",
+    ),
+    soaked(
+        "sandboxes",
+        "every test of the providers, the guest and egress at its full counts",
+        "package(forkyard-sandbox) | package(forkyard-guest)",
+    ),
+    soaked("agent", "every test of the agent at its full counts", "package(forkyard-agent)"),
+    soaked(
+        "command-line",
+        "every test of the commands and the server behind them at its full counts",
+        "package(forkyard)",
+    ),
+    soaked(
+        "server",
+        "every test of the API and of the dashboard in a browser at its full counts",
+        "package(forkyard-server)",
+    ),
+    soaked(
+        "temporal",
+        "every test on a real Temporal service at its full counts",
+        "package(forkyard-temporal)",
+    ),
     Scenario {
         kind: Kind::Soak,
         name: "simulation",

@@ -201,7 +201,7 @@ impl Hands {
     pub(super) async fn set_up(&self, sandbox: &dyn Sandbox, setup: &str) -> Result<(), TaskError> {
         let (code, _, output) = run_command(sandbox, setup, SETUP_LIMIT).await?;
         if code != 0 {
-            let why = format!("setup ended with {code}:\n{output}");
+            let why = format!("setup ended with {code}\n{output}");
             return Err(TaskError::new(ErrorClass::Permanent, why));
         }
         Ok(())
