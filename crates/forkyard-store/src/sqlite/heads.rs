@@ -20,6 +20,8 @@ pub(super) struct Heads {
     seen: i64,
     /// When it was found that another process had written.
     pub others_wrote: Option<Instant>,
+    /// The number of the last change.
+    change: Option<i64>,
     runs: HashMap<RunId, RunHead>,
     journals: HashMap<(i64, ForkNum), JournalHead>,
 }
@@ -47,12 +49,30 @@ impl Heads {
         let seen = conn.prepare_cached("PRAGMA data_version")?.query_row([], |r| r.get(0))?;
         if seen != self.seen {
             self.others_wrote = Some(Instant::now());
-        }
-        if seen != self.seen || self.journals.len() > MAX_HEADS {
-            self.forget();
+            self.distrust();
             self.seen = seen;
         }
+        if self.journals.len() > MAX_HEADS {
+            self.forget();
+        }
         Ok(())
+    }
+
+    /// Nothing that was remembered counts: another process has written, or what this one wrote was undone.
+    pub(super) fn distrust(&mut self) {
+        self.forget();
+        self.change = None;
+    }
+
+    pub(super) fn next_change(&mut self, conn: &Connection) -> Result<i64> {
+        let last = match self.change {
+            Some(change) => change,
+            None => conn
+                .prepare_cached("SELECT coalesce(max(change), 0) FROM changes")?
+                .query_row([], |r| r.get(0))?,
+        };
+        self.change = Some(last + 1);
+        Ok(last + 1)
     }
 
     pub(super) fn forget(&mut self) {

@@ -29,16 +29,16 @@ const RETRY: Duration = Duration::from_micros(700);
 const GAP: Duration = Duration::from_millis(1);
 /// … after this time. Costs 4 % of one busy process while others write, and nobody starves.
 const BUSY_STRETCH: Duration = Duration::from_millis(25);
-/// The same while no other process has written for [`ALONE`]: 1 %.
-const LONE_STRETCH: Duration = Duration::from_millis(100);
+/// The same while no other process has written for [`ALONE`].
+const LONE_STRETCH: Duration = Duration::from_millis(250);
 const ALONE: Duration = Duration::from_secs(1);
 /// Changed runs that are remembered although they were deleted, so that slow watchers hear of it.
 const KEPT_CHANGES: i64 = 1000;
 
-/// An open transaction, and the runs that a request of it has touched.
+/// An open transaction, and the runs that its requests have touched.
 pub(super) struct Tx<'a> {
     conn: &'a Connection,
-    touched: RefCell<BTreeSet<RunId>>,
+    touched: &'a RefCell<BTreeSet<RunId>>,
     heads: &'a RefCell<Heads>,
     past_refusal: Cell<bool>,
 }
@@ -245,7 +245,7 @@ fn transaction(
             if !conn.is_autocommit() {
                 let _ = conn.execute_batch("ROLLBACK");
             }
-            heads.borrow_mut().forget();
+            heads.borrow_mut().distrust();
             Err(error)
         }
     }
@@ -272,7 +272,8 @@ type Filled = (Vec<Result<()>>, BTreeSet<RunId>, u64);
 
 fn fill(conn: &Connection, heads: &RefCell<Heads>, batch: &mut [Box<dyn Job>]) -> Result<Filled, Undone> {
     heads.borrow_mut().recall(conn)?;
-    let mut all = BTreeSet::new();
+    // Of those that are refused too: a watcher that looks for nothing does no harm.
+    let touched = RefCell::default();
     let mut outcomes = Vec::with_capacity(batch.len());
     for job in batch {
         let savepoint = job.manner() == Manner::Savepoint;
@@ -281,9 +282,9 @@ fn fill(conn: &Connection, heads: &RefCell<Heads>, batch: &mut [Box<dyn Job>]) -
             heads.borrow_mut().forget();
             conn.prepare_cached("SAVEPOINT request")?.execute([])?;
         }
-        let tx = Tx { conn, touched: Default::default(), heads, past_refusal: Cell::new(false) };
+        let tx = Tx { conn, touched: &touched, heads, past_refusal: Cell::new(false) };
         let outcome = job.run(&tx);
-        let (touched, past_refusal) = (tx.touched.into_inner(), tx.past_refusal.get());
+        let past_refusal = tx.past_refusal.get();
         if conn.is_autocommit() {
             // SQLite gave up the whole transaction.
             return Err(outcome
@@ -292,7 +293,7 @@ fn fill(conn: &Connection, heads: &RefCell<Heads>, batch: &mut [Box<dyn Job>]) -
                 .into());
         }
         match &outcome {
-            Ok(()) => all.extend(touched),
+            Ok(()) => {}
             Err(full @ StoreError::Full(_)) => return Err(Undone::One(full.clone())),
             Err(error) if past_refusal => return Err(Undone::One(error.clone())),
             Err(_) if savepoint => {
@@ -306,18 +307,17 @@ fn fill(conn: &Connection, heads: &RefCell<Heads>, batch: &mut [Box<dyn Job>]) -
         outcomes.push(outcome);
     }
     heads.borrow_mut().write(conn)?;
-    let change = number(conn, &all)?;
-    Ok((outcomes, all, change))
+    let touched = touched.into_inner();
+    let change = number(conn, heads, &touched)?;
+    Ok((outcomes, touched, change))
 }
 
 /// Numbers this transaction's changes, for the watchers of other processes.
-fn number(conn: &Connection, touched: &BTreeSet<RunId>) -> Result<u64> {
+fn number(conn: &Connection, heads: &RefCell<Heads>, touched: &BTreeSet<RunId>) -> Result<u64> {
     if touched.is_empty() {
         return Ok(0);
     }
-    let change: i64 = conn
-        .prepare_cached("SELECT coalesce(max(change), 0) + 1 FROM changes")?
-        .query_row([], |r| r.get(0))?;
+    let change = heads.borrow_mut().next_change(conn)?;
     let mut put = conn.prepare_cached(
         "INSERT INTO changes (run, change) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET change = excluded.change",
     )?;
