@@ -62,7 +62,7 @@ pub fn with_sandboxes<T>(
     flags: Flags,
     work: impl AsyncFnOnce(&Settings, &Sandboxes) -> Result<T>,
 ) -> Result<T> {
-    if global.server.is_none() && std::env::var_os("FORKYARD_SERVER").is_none() {
+    if global.server.is_none() {
         forkyard_sandbox::local::expect_sandboxes();
     }
     let settings = global.load(flags)?.settings;

@@ -558,10 +558,10 @@ impl Inner {
             }
         }
         for id in self.home.known()? {
-            let young = self
-                .home
-                .read(&id)?
-                .is_some_and(|r| record::is_at_work(&r.maker) && now.since(r.created_at).0 < ORPHAN_AFTER_MS);
+            let young = match self.home.read(&id)? {
+                Some(r) => record::is_at_work(&r.maker) && now.since(r.created_at).0 < ORPHAN_AFTER_MS,
+                None => self.home.is_fresh(&id),
+            };
             if young {
                 live.insert(id.to_string());
             } else if !live.contains(self.home.made_as(&id).as_str()) {

@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,8 @@ use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, 
 /// The guest's socket, inside the sandbox's run folder.
 pub const SOCKET_NAME: &str = "guest.sock";
 const RECORD_NAME: &str = "sandbox.json";
+/// From a sandbox's folder to its record, on a machine that is very busy.
+const BEING_MADE: Duration = Duration::from_secs(5);
 /// What folders of snapshots in the making are called, before their maker.
 pub const STAGING: &str = ".new-";
 /// Containers that wait for their sandbox, and those that somebody is taking: see [`Ready`].
@@ -151,6 +153,12 @@ impl Home {
     /// Whether anything of it is here, whole or not.
     pub fn knows(&self, id: &SandboxId) -> bool {
         fs::symlink_metadata(self.sandbox(id)).is_ok()
+    }
+
+    /// Its folder was made a moment ago: what it has not yet, its maker may be writing.
+    pub fn is_fresh(&self, id: &SandboxId) -> bool {
+        let made = fs::symlink_metadata(self.sandbox(id)).and_then(|meta| meta.modified());
+        made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age < BEING_MADE))
     }
 
     /// From now on the sandbox is that container.
