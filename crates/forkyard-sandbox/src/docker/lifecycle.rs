@@ -515,7 +515,7 @@ impl Inner {
     /// deadline, volumes of neither.
     pub(super) async fn sweep(&self) -> Result<()> {
         let now = now();
-        self.home.sweep_snapshots()?;
+        self.home.sweep_staged()?;
         image::sweep(&self.docker, &self.home).await?;
         self.sweep_ready().await?;
         // Before anything else: whose volume is seen now has a container or a folder that is seen below.
@@ -558,10 +558,10 @@ impl Inner {
             }
         }
         for id in self.home.known()? {
-            let young = match self.home.read(&id)? {
-                Some(r) => record::is_at_work(&r.maker) && now.since(r.created_at).0 < ORPHAN_AFTER_MS,
-                None => self.home.is_fresh(&id),
-            };
+            let young = self
+                .home
+                .read(&id)?
+                .is_some_and(|r| record::is_at_work(&r.maker) && now.since(r.created_at).0 < ORPHAN_AFTER_MS);
             if young {
                 live.insert(id.to_string());
             } else if !live.contains(self.home.made_as(&id).as_str()) {

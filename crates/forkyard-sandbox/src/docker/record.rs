@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -17,10 +17,11 @@ use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, 
 /// The guest's socket, inside the sandbox's run folder.
 pub const SOCKET_NAME: &str = "guest.sock";
 const RECORD_NAME: &str = "sandbox.json";
-/// From a sandbox's folder to its record, on a machine that is very busy.
-const BEING_MADE: Duration = Duration::from_secs(5);
-/// What folders of snapshots in the making are called, before their maker.
-pub const STAGING: &str = ".new-";
+const RUN_NAME: &str = "run";
+/// What folders in the making are called, before their maker. The dot keeps them out of lists: ids have none.
+const STAGING: &str = ".new-";
+/// Where folders come into sight as a whole, or not at all.
+const STAGED: [&str; 2] = ["sandboxes", "snapshots"];
 /// Containers that wait for their sandbox, and those that somebody is taking: see [`Ready`].
 const FREE: &str = "ready";
 const TAKEN: &str = "taken";
@@ -155,12 +156,6 @@ impl Home {
         fs::symlink_metadata(self.sandbox(id)).is_ok()
     }
 
-    /// Its folder was made a moment ago: what it has not yet, its maker may be writing.
-    pub fn is_fresh(&self, id: &SandboxId) -> bool {
-        let made = fs::symlink_metadata(self.sandbox(id)).and_then(|meta| meta.modified());
-        made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age < BEING_MADE))
-    }
-
     /// From now on the sandbox is that container.
     pub fn link(&self, id: &SandboxId, made_as: &SandboxId) -> Result<()> {
         let link = self.sandbox(id);
@@ -169,7 +164,7 @@ impl Home {
 
     /// Mounted into the sandbox, for the guest's socket.
     pub fn run(&self, id: &SandboxId) -> PathBuf {
-        self.sandbox(id).join("run")
+        self.sandbox(id).join(RUN_NAME)
     }
 
     /// Mounted into a sandbox that starts from a snapshot: its streams, until they are unpacked.
@@ -236,22 +231,29 @@ impl Home {
             .collect()
     }
 
-    /// A sandbox's folders; the run folder belongs to the user inside.
-    pub fn make(&self, record: &Record, uid: u32, gid: u32) -> Result<()> {
-        let run = self.run(&record.id);
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&run).map_err(failed(&run))?;
-        self.own_run(&record.id, uid, gid, 0o700)?;
-        self.write(record)
+    /// A folder beside `target` that is to become it. One whose maker is gone is swept away.
+    pub fn stage(&self, target: &Path) -> io::Result<tempfile::TempDir> {
+        let prefix = format!("{STAGING}{}-", maker());
+        tempfile::Builder::new().prefix(&prefix).tempdir_in(target.parent().unwrap_or(&self.0))
     }
 
-    /// As root: who owns the run folder. As an ordinary user it is ours, and the user inside is us.
-    pub fn own_run(&self, id: &SandboxId, uid: u32, gid: u32, mode: u32) -> Result<()> {
-        let run = self.run(id);
-        if is_root() {
-            std::os::unix::fs::lchown(&run, Some(uid), Some(gid)).map_err(failed(&run))?;
-            fs::set_permissions(&run, fs::Permissions::from_mode(mode)).map_err(failed(&run))?;
-        }
+    /// A sandbox's folders, with its record in them from when they can be seen: a sweep takes what has none for a leftover. The
+    /// run folder belongs to the user inside.
+    pub fn make(&self, record: &Record, uid: u32, gid: u32) -> Result<()> {
+        let target = self.sandbox(&record.id);
+        let staging = self.stage(&target).map_err(failed(&target))?;
+        let run = staging.path().join(RUN_NAME);
+        fs::DirBuilder::new().mode(0o700).create(&run).map_err(failed(&run))?;
+        own(&run, uid, gid, 0o700)?;
+        self.put_record(staging.path(), record)?;
+        fs::rename(staging.path(), &target).map_err(failed(&target))?;
+        // It has its new name; there is nothing left to remove.
+        let _ = staging.keep();
         Ok(())
+    }
+
+    pub fn own_run(&self, id: &SandboxId, uid: u32, gid: u32, mode: u32) -> Result<()> {
+        own(&self.run(id), uid, gid, mode)
     }
 
     pub fn write(&self, record: &Record) -> Result<()> {
@@ -260,10 +262,13 @@ impl Home {
 
     /// Into the folder of another id.
     pub fn write_as(&self, made_as: &SandboxId, record: &Record) -> Result<()> {
-        let path = self.sandbox(made_as).join(RECORD_NAME);
+        self.put_record(&self.sandbox(made_as), record)
+    }
+
+    fn put_record(&self, dir: &Path, record: &Record) -> Result<()> {
         let text = serde_json::to_vec(record)
             .map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("specification: {e}")))?;
-        self.put(&path, &text, 0o600)
+        self.put(&dir.join(RECORD_NAME), &text, 0o600)
     }
 
     pub fn read(&self, id: &SandboxId) -> Result<Option<Record>> {
@@ -273,11 +278,7 @@ impl Home {
     /// Ok if it is gone already. A link goes last: it leads to what is left of the rest.
     pub fn remove(&self, id: &SandboxId) -> Result<()> {
         let made_as = self.made_as(id);
-        let dir = self.sandbox(&made_as);
-        match fs::remove_dir_all(&dir) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(&dir)(e)),
-            Ok(()) | Err(_) => {}
-        }
+        remove_folder(&self.sandbox(&made_as))?;
         if made_as == *id { Ok(()) } else { gone(&self.sandbox(id)) }
     }
 
@@ -343,14 +344,14 @@ impl Home {
         gone(&self.0.join(TAKEN).join(taken.name()))
     }
 
-    /// Removes what interrupted snapshots and imports left.
-    pub fn sweep_snapshots(&self) -> Result<()> {
-        let dir = self.0.join("snapshots");
-        for name in names(&dir, Some)? {
-            let maker = name.strip_prefix(STAGING).and_then(|rest| rest.split_once('-'));
-            if maker.is_some_and(|(maker, _)| !is_at_work(maker)) {
-                let path = dir.join(name);
-                fs::remove_dir_all(&path).map_err(failed(&path))?;
+    /// Removes what makers left that did not finish.
+    pub fn sweep_staged(&self) -> Result<()> {
+        for dir in STAGED.map(|name| self.0.join(name)) {
+            for name in names(&dir, Some)? {
+                let maker = name.strip_prefix(STAGING).and_then(|rest| rest.split_once('-'));
+                if maker.is_some_and(|(maker, _)| !is_at_work(maker)) {
+                    remove_folder(&dir.join(name))?;
+                }
             }
         }
         Ok(())
@@ -391,6 +392,23 @@ impl Home {
     }
 }
 
+/// As root: who owns a run folder. As an ordinary user it is ours, and the user inside is us.
+fn own(run: &Path, uid: u32, gid: u32, mode: u32) -> Result<()> {
+    if is_root() {
+        std::os::unix::fs::lchown(run, Some(uid), Some(gid)).map_err(failed(run))?;
+        fs::set_permissions(run, fs::Permissions::from_mode(mode)).map_err(failed(run))?;
+    }
+    Ok(())
+}
+
+/// Ok if it is gone already.
+fn remove_folder(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(path)(e)),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
 /// Ok if it is gone already.
 fn gone(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
@@ -428,6 +446,53 @@ pub fn digest(data: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn record(name: &str) -> Record {
+        Record {
+            id: SandboxId::new(name).unwrap(),
+            attempt: Attempt(1),
+            spec: SandboxSpec::default(),
+            token: "token".into(),
+            image: "image".into(),
+            achieved: crate::docker::container::achieved(&SandboxSpec::default()),
+            created_at: Timestamp(1),
+            deadline: Timestamp(2),
+            paused: false,
+            maker: maker(),
+            adopted: None,
+        }
+    }
+
+    /// Or the sweep of another process would take it for a leftover.
+    #[test]
+    fn a_sandbox_that_can_be_seen_has_its_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(dir.path()).unwrap();
+        let ids = || (0..500).map(|n| format!("s{n}"));
+        std::thread::scope(|scope| {
+            let makes = scope.spawn(|| ids().for_each(|id| home.make(&record(&id), 0, 0).unwrap()));
+            while !makes.is_finished() {
+                for id in home.known().unwrap() {
+                    assert!(home.read(&id).unwrap().is_some() && home.run(&id).exists(), "{id}");
+                }
+            }
+        });
+        assert_eq!(home.known().unwrap().len(), ids().count());
+    }
+
+    #[test]
+    fn what_a_dead_maker_left_is_swept() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(dir.path()).unwrap();
+        let dead = format!("{STAGING}{}.1.{}-x", std::process::id(), namespace());
+        for parent in STAGED {
+            fs::create_dir(home.root().join(parent).join(&dead)).unwrap();
+        }
+        let mine = home.stage(&home.sandbox(&SandboxId::new("a").unwrap())).unwrap();
+        home.sweep_staged().unwrap();
+        assert!(mine.path().exists(), "its maker is at work");
+        assert!(STAGED.iter().all(|parent| !home.root().join(parent).join(&dead).exists()));
+    }
 
     #[test]
     fn a_maker_is_known_while_it_lives() {

@@ -12,7 +12,7 @@ use forkyard_guest::zygote::UnpackLimits;
 use tokio::sync::mpsc;
 
 use super::container::VOLUMES;
-use super::record::{Home, STAGING, SnapshotRecord, maker};
+use super::record::{Home, SnapshotRecord};
 use crate::guest_client::GuestClient;
 use crate::{ErrorKind, ProviderKind, Result, SandboxError, SnapshotInfo};
 
@@ -59,11 +59,7 @@ struct Staging {
 impl Staging {
     fn new(home: &Home, id: &SnapshotId) -> io::Result<Staging> {
         let target = home.snapshot(id);
-        let parent = target.parent().unwrap_or(home.root());
-        // The dot keeps it out of lists: ids have none.
-        let prefix = format!("{STAGING}{}-", maker());
-        let dir = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent)?;
-        Ok(Staging { dir, target })
+        Ok(Staging { dir: home.stage(&target)?, target })
     }
 
     /// Ok also if another one was first.

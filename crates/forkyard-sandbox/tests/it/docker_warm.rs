@@ -191,22 +191,6 @@ async fn of_many_who_want_the_same_one_gets_it() {
     assert_eq!(left(&daemon).await, (0, 0));
 }
 
-/// Between its folder and its record, a sandbox has nothing that says whose it is.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_just_being_made_is_not_swept_away() {
-    let Some(daemon) = Daemon::start().await else { return };
-    let state = tempfile::tempdir().unwrap();
-    let provider = connect(&daemon, state.path(), None).await;
-    let folder = |name: &str| state.path().join("sandboxes").join(name);
-    for name in ["young", "old"] {
-        std::fs::create_dir_all(folder(name).join("run")).unwrap();
-    }
-    let long_ago = SystemTime::now() - Duration::from_secs(3600);
-    std::fs::File::open(folder("old")).unwrap().set_modified(long_ago).unwrap();
-    provider.sweep().await.unwrap();
-    assert!(folder("young").join("run").exists() && !folder("old").exists());
-}
-
 /// Images that were prepared.
 async fn prepared(daemon: &Daemon) -> usize {
     let options = ListImagesOptionsBuilder::default().build();
