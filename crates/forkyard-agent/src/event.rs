@@ -222,33 +222,42 @@ pub struct Completed {
     pub duration_ms: u64,
 }
 
-impl AgentEvent {
-    /// `agent.…`
-    pub fn kind(&self) -> &'static str {
-        match self {
-            AgentEvent::Started(_) => "agent.started",
-            AgentEvent::Resumed(_) => "agent.resumed",
-            AgentEvent::SystemMessage { .. } => "agent.system_message",
-            AgentEvent::UserMessage { .. } => "agent.user_message",
-            AgentEvent::AssistantMessage(_) => "agent.assistant_message",
-            AgentEvent::ToolUse(_) => "agent.tool_use",
-            AgentEvent::ToolCompleted(_) => "agent.tool_completed",
-            AgentEvent::FileEdited(_) => "agent.file_edited",
-            AgentEvent::MessageInjected { .. } => "agent.message_injected",
-            AgentEvent::Interrupted { .. } => "agent.interrupted",
-            AgentEvent::Compacted { .. } => "agent.compacted",
-            AgentEvent::CheckpointCreated { .. } => "agent.checkpoint_created",
-            AgentEvent::SubagentInvoked { .. } => "agent.subagent_invoked",
-            AgentEvent::SubagentCompleted { .. } => "agent.subagent_completed",
-            AgentEvent::SkillInvoked { .. } => "agent.skill_invoked",
-            AgentEvent::Error { .. } => "agent.error",
-            AgentEvent::StreamError { .. } => "agent.stream_error",
-            AgentEvent::Waiting { .. } => "agent.waiting",
-            AgentEvent::Completed(_) => "agent.completed",
-            AgentEvent::Failed(_) => "agent.failed",
-            AgentEvent::Shutdown { .. } => "agent.shutdown",
+macro_rules! kinds {
+    ($($case:pat => $kind:literal,)+) => {
+        impl AgentEvent {
+            /// All there are.
+            pub const KINDS: &'static [&'static str] = &[$($kind),+];
+
+            /// `agent.…`
+            pub fn kind(&self) -> &'static str {
+                match self { $($case => $kind,)+ }
+            }
         }
-    }
+    };
+}
+
+kinds! {
+    AgentEvent::Started(_) => "agent.started",
+    AgentEvent::Resumed(_) => "agent.resumed",
+    AgentEvent::SystemMessage { .. } => "agent.system_message",
+    AgentEvent::UserMessage { .. } => "agent.user_message",
+    AgentEvent::AssistantMessage(_) => "agent.assistant_message",
+    AgentEvent::ToolUse(_) => "agent.tool_use",
+    AgentEvent::ToolCompleted(_) => "agent.tool_completed",
+    AgentEvent::FileEdited(_) => "agent.file_edited",
+    AgentEvent::MessageInjected { .. } => "agent.message_injected",
+    AgentEvent::Interrupted { .. } => "agent.interrupted",
+    AgentEvent::Compacted { .. } => "agent.compacted",
+    AgentEvent::CheckpointCreated { .. } => "agent.checkpoint_created",
+    AgentEvent::SubagentInvoked { .. } => "agent.subagent_invoked",
+    AgentEvent::SubagentCompleted { .. } => "agent.subagent_completed",
+    AgentEvent::SkillInvoked { .. } => "agent.skill_invoked",
+    AgentEvent::Error { .. } => "agent.error",
+    AgentEvent::StreamError { .. } => "agent.stream_error",
+    AgentEvent::Waiting { .. } => "agent.waiting",
+    AgentEvent::Completed(_) => "agent.completed",
+    AgentEvent::Failed(_) => "agent.failed",
+    AgentEvent::Shutdown { .. } => "agent.shutdown",
 }
 
 /// Why a stored entry can't be read.
