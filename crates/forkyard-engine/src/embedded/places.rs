@@ -10,6 +10,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forkyard_core::{ForkNum, RunId};
@@ -25,6 +26,8 @@ pub struct Places {
     count: usize,
     /// Those that this process has: looking at them would tell nothing.
     mine: Mutex<BTreeSet<usize>>,
+    /// That the folder can't be used has been said, and it has not been usable since.
+    said: AtomicBool,
 }
 
 /// Held while it lives; give it back by [`Places::leave`].
@@ -62,7 +65,26 @@ impl Places {
     /// `owner` is this process's name, which no other has.
     pub fn open(folder: &Path, owner: &str, count: usize) -> io::Result<Places> {
         fs::create_dir_all(folder)?;
-        Ok(Places { folder: folder.into(), owner: owner.into(), count, mine: Mutex::default() })
+        Ok(Places {
+            folder: folder.into(),
+            owner: owner.into(),
+            count,
+            mine: Mutex::default(),
+            said: AtomicBool::default(),
+        })
+    }
+
+    /// What can't be had now is tried again, many times a second: a folder that can't be used is like a host without room, and is
+    /// complained of once.
+    pub fn found<T>(&self, taken: io::Result<Option<T>>) -> Option<T> {
+        let failed = taken.is_err();
+        let news = self.said.swap(failed, Ordering::Relaxed) != failed;
+        taken.unwrap_or_else(|e| {
+            if news {
+                tracing::warn!("{}: {e}: forks wait until it can be used", self.folder.display());
+            }
+            None
+        })
     }
 
     fn path(&self, number: usize) -> PathBuf {

@@ -131,7 +131,7 @@ impl HostSlots {
         }
         let place = match &self.0.places {
             None => None,
-            Some(places) => match found(places.take(run, fork)) {
+            Some(places) => match places.found(places.take(run, fork)) {
                 Some(place) => Some(place),
                 None if places.is_elsewhere(run, fork) => None,
                 None => return None,
@@ -177,7 +177,7 @@ impl HostSlots {
                     if s.holds_back.is_some_and(|until| until > Instant::now()) || !s.settle(places) {
                         return;
                     }
-                    place = found(places.take(&run, fork));
+                    place = places.found(places.take(&run, fork));
                     if place.is_none() {
                         return;
                     }
@@ -228,14 +228,6 @@ fn seldom(live: usize) -> Duration {
     LOOK_EVERY * u32::try_from(live + 1).unwrap_or(u32::MAX).min(MOST_SELDOM)
 }
 
-/// What can't be had now is tried again: a folder that can't be written is like a host without room.
-fn found<T>(taken: std::io::Result<Option<T>>) -> Option<T> {
-    taken.unwrap_or_else(|e| {
-        tracing::warn!("no place for a fork can be taken on this host: {e}");
-        None
-    })
-}
-
 impl State {
     fn prune(&mut self) {
         self.waiting.retain(|_, q| {
@@ -263,7 +255,7 @@ impl State {
     fn settle(&mut self, places: &Places) -> bool {
         self.live.values_mut().filter(|live| live.place.is_none()).all(|live| {
             if !places.is_elsewhere(&live.run, live.fork) {
-                live.place = found(places.take(&live.run, live.fork));
+                live.place = places.found(places.take(&live.run, live.fork));
                 return live.place.is_some();
             }
             true
@@ -275,7 +267,7 @@ impl State {
         if self.waiting.is_empty() {
             self.waits = None;
         } else if self.waits.is_none() {
-            self.waits = found(places.wait().map(Some));
+            self.waits = places.found(places.wait().map(Some));
         }
     }
 
