@@ -204,6 +204,21 @@ mod tests {
     }
 
     #[test]
+    fn soak_forgets_no_crate() {
+        let filters: String = SCENARIOS
+            .iter()
+            .filter_map(|s| match s.program {
+                Program::Tests(filter) => Some(filter),
+                Program::Cargo(_) | Program::Example(..) | Program::BesideDocker(_) => None,
+            })
+            .collect();
+        for entry in fs::read_dir(crate::steps::root().join("crates")).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            assert!(filters.contains(&format!("package({name})")), "{name} is in no scenario of soak");
+        }
+    }
+
+    #[test]
     fn names_of_scenarios_are_unique() {
         for kind in [Kind::Soak, Kind::Bench] {
             let mut names: Vec<_> = SCENARIOS.iter().filter(|s| s.kind == kind).map(|s| s.name).collect();

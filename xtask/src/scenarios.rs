@@ -47,14 +47,10 @@ pub const SCENARIOS: &[Scenario] = &[
     soaked("agent", "every test of the agent at its full counts", "package(forkyard-agent)"),
     soaked(
         "command-line",
-        "every test of the commands and the server behind them at its full counts",
+        "every test of the commands, of `serve` and of the dashboard in a browser at its full counts",
         "package(forkyard)",
     ),
-    soaked(
-        "server",
-        "every test of the API and of the dashboard in a browser at its full counts",
-        "package(forkyard-server)",
-    ),
+    soaked("server", "every test of the API's own crate at its full counts", "package(forkyard-server)"),
     soaked(
         "temporal",
         "every test on a real Temporal service at its full counts",
