@@ -40,6 +40,11 @@ impl Sandboxes {
         futures::future::join_all(self.0.values().map(|provider| provider.settle())).await;
     }
 
+    /// Waits until what was ended here will be gone, whether this process lives on or not.
+    pub async fn leave(&self) {
+        futures::future::join_all(self.0.values().map(|provider| provider.leave())).await;
+    }
+
     /// All of this machine, those of runs included, oldest first.
     pub async fn list(&self) -> Result<Vec<SandboxInfo>> {
         let mut all = Vec::new();

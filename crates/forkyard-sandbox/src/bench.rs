@@ -43,8 +43,9 @@ const FORK_ROUNDS: usize = 50;
 const GIB: u64 = 1 << 30;
 /// Before each measurement: the kernel takes apart what the one before left, and that is not the next one's time.
 const REST: Duration = Duration::from_millis(20);
-/// And after it: processors that have just slept are slow for whoever comes first.
-const WARM_UPS: usize = 3;
+/// And after it: what is measured was done just before, so that no measured thing finds processors asleep or caches that
+/// another one filled.
+const WARM_UPS: usize = 2;
 const BWRAP: [&str; 11] =
     ["--ro-bind", "/", "/", "--unshare-all", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "true"];
 
@@ -52,31 +53,35 @@ fn failed(what: impl std::fmt::Display) -> SandboxError {
     SandboxError::new(ErrorKind::Unavailable, what.to_string())
 }
 
+/// What the last of several in a row tells.
+async fn warmed<T>(mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+    tokio::time::sleep(REST).await;
+    for _ in 0..WARM_UPS {
+        once().await?;
+    }
+    once().await
+}
+
 /// The time of a whole program; its output goes nowhere.
 async fn whole(program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<Duration> {
-    rest().await;
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.envs(env.iter().copied());
-    let start = Instant::now();
-    let status = command.status();
-    let took = start.elapsed();
-    match status {
-        Ok(status) if status.success() => Ok(took),
-        Ok(status) => Err(failed(format!("{}: {status}", program.display()))),
-        Err(e) => Err(failed(format!("{}: {e}", program.display()))),
-    }
-}
-
-async fn rest() {
-    tokio::time::sleep(REST).await;
-    for _ in 0..WARM_UPS {
-        let _ = Command::new("true").stdin(Stdio::null()).status();
-    }
+    let once = async || {
+        let start = Instant::now();
+        let status = command.status();
+        let took = start.elapsed();
+        match status {
+            Ok(status) if status.success() => Ok(took),
+            Ok(status) => Err(failed(format!("{}: {status}", program.display()))),
+            Err(e) => Err(failed(format!("{}: {e}", program.display()))),
+        }
+    };
+    warmed(once).await
 }
 
 async fn is_there(program: &str) -> bool {
-    whole(Path::new(program), &["--version"], &[]).await.is_ok()
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
 async fn run_true(sandbox: &Arc<dyn Sandbox>) -> Result<()> {
@@ -120,27 +125,32 @@ async fn single(provider: &LocalProvider, options: &Options, report: &mut Report
     run_true(&warm).await?;
     let bwrap = is_there("bwrap").await;
     let home = options.dir.join("home");
-    let mut times = Times::default();
-    for i in 0..options.rounds {
+    let (mut times, mut number) = (Times::default(), 0);
+    for _ in 0..options.rounds {
         times.add("plain spawn of true", whole(Path::new("true"), &[], &[]).await?);
         if bwrap {
             times.add("bwrap, all namespaces, true", whole(Path::new("bwrap"), &BWRAP, &[]).await?);
         }
-        rest().await;
-        let start = Instant::now();
-        run_true(&warm).await?;
-        times.add("exec of true", start.elapsed());
-
-        rest().await;
-        let (id, start) = (name("one", i), Instant::now());
-        let sandbox = provider.create(&id, Attempt(1), &spec).await?;
-        times.add("create", start.elapsed());
-        run_true(&sandbox).await?;
-        let destroy = Instant::now();
-        provider.destroy(&id).await?;
-        times.add("destroy", destroy.elapsed());
-        times.add("create + true + destroy", start.elapsed());
-        drop(sandbox);
+        let exec = warmed(async || {
+            let start = Instant::now();
+            run_true(&warm).await?;
+            Ok(start.elapsed())
+        });
+        times.add("exec of true", exec.await?);
+        let lives = warmed(async || {
+            number += 1;
+            let (id, start) = (name("one", number), Instant::now());
+            let sandbox = provider.create(&id, Attempt(1), &spec).await?;
+            let created = start.elapsed();
+            run_true(&sandbox).await?;
+            let destroy = Instant::now();
+            provider.destroy(&id).await?;
+            Ok((created, destroy.elapsed(), start.elapsed()))
+        });
+        let (create, destroy, all) = lives.await?;
+        times.add("create", create);
+        times.add("destroy", destroy);
+        times.add("create + true + destroy", all);
 
         if let Some(program) = &options.program {
             let env = [("FORKYARD_HOME", home.as_path())];
@@ -172,10 +182,16 @@ async fn snapshots(provider: &LocalProvider, options: &Options, report: &mut Rep
         let label = fill(&large, options.files).await?;
         sandboxes.push((large, label));
     }
-    let mut times = Times::default();
-    for i in 0..options.rounds.clamp(1, FORK_ROUNDS) {
+    let (mut times, mut number) = (Times::default(), 0);
+    for _ in 0..options.rounds.clamp(1, FORK_ROUNDS) {
         for (sandbox, label) in &sandboxes {
-            fork(provider, sandbox, i, label, &mut times).await?;
+            let forked = warmed(async || {
+                number += 1;
+                fork(provider, sandbox, number).await
+            });
+            let (snapshot, child) = forked.await?;
+            times.add(&format!("snapshot of an idle sandbox, {label}"), snapshot);
+            times.add(&format!("fork, {label}"), child);
         }
     }
     for (sandbox, _) in &sandboxes {
@@ -204,26 +220,25 @@ async fn fill(sandbox: &Arc<dyn Sandbox>, files: usize) -> Result<String> {
     Ok(format!("1 GiB in {} files", String::from_utf8_lossy(&out).trim()))
 }
 
+/// The time of a snapshot, and to a child of it that can be used.
 async fn fork(
     provider: &LocalProvider,
     sandbox: &Arc<dyn Sandbox>,
     round: usize,
-    label: &str,
-    times: &mut Times,
-) -> Result<()> {
+) -> Result<(Duration, Duration)> {
     // Something new each time, or there would be nothing to seal.
     sandbox.write_file("changed", round.to_string().into(), None).await?;
     let snapshot = SnapshotId::new(format!("snap{round}")).expect("letters and digits");
     let id = name("child", round);
-    rest().await;
     let start = Instant::now();
     sandbox.snapshot(&snapshot, &Labels::new()).await?;
-    times.add(&format!("snapshot of an idle sandbox, {label}"), start.elapsed());
+    let sealed = start.elapsed();
     let spec = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..SandboxSpec::default() };
     provider.create(&id, Attempt(1), &spec).await?;
-    times.add(&format!("fork, {label}"), start.elapsed());
+    let made = start.elapsed();
     provider.destroy(&id).await?;
-    provider.remove_snapshot(&snapshot).await
+    provider.remove_snapshot(&snapshot).await?;
+    Ok((sealed, made))
 }
 
 async fn use_once(provider: LocalProvider, id: SandboxId) -> Result<()> {

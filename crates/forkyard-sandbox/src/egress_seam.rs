@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 
+use bytes::Bytes;
 use forkyard_core::SandboxId;
 use serde::{Deserialize, Serialize};
 
@@ -53,9 +54,9 @@ pub struct EgressCounters {
 }
 
 /// A file for the skeleton, by its absolute path inside.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InsideFile {
     pub path: String,
-    pub data: Vec<u8>,
+    pub data: Bytes,
     pub mode: u32,
 }

@@ -80,6 +80,10 @@ pub trait Provider: Send + Sync {
     async fn keep_ready(&self, _stop: CancellationToken) {}
     /// Waits until what was destroyed is gone from the disk too.
     async fn settle(&self) {}
+    /// Waits until what was destroyed will go without this process too: for one that ends.
+    async fn leave(&self) {
+        self.settle().await;
+    }
 }
 
 /// A connection to one live sandbox under one attempt.

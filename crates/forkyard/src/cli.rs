@@ -1,5 +1,8 @@
 //! The command line as a whole. A command is listed here when it works.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands;
@@ -87,6 +90,16 @@ pub enum Command {
     Completions(commands::completions::CompletionsArgs),
 }
 
+/// Whether a sandbox of this machine will be made, whatever else the command line says. Asked before that is read, since what
+/// sandboxes come from can start meanwhile; a wrong answer costs a little time and nothing else.
+pub fn expects_sandbox(args: &[OsString], env: &BTreeMap<String, String>) -> bool {
+    let makes =
+        matches!(args, [first, second, ..] if first == "sandbox" && (second == "run" || second == "create"));
+    let elsewhere = args.iter().any(|arg| arg.as_encoded_bytes().starts_with(b"--server"))
+        || settings::setting("remote.url").is_some_and(|s| s.env.iter().any(|v| env.contains_key(v.name)));
+    makes && !elsewhere
+}
+
 impl Global {
     /// What the global options say about settings, before a command adds its own.
     pub fn flags(&self) -> Result<Flags> {
@@ -156,5 +169,25 @@ impl Cli {
             Command::Bench(args) => args.run(&self.global, out),
             Command::Completions(args) => args.run(out),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandbox_of_this_machine_is_expected_from_its_commands_alone() {
+        let expects = |line: &str, env: &[(&str, &str)]| {
+            let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let env = env.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+            expects_sandbox(&args, &env)
+        };
+        assert!(expects("sandbox run true", &[]));
+        assert!(expects("sandbox create --memory 1GiB", &[("FORKYARD_HOME", "/x")]));
+        assert!(!expects("sandbox list", &[]));
+        assert!(!expects("run sandbox", &[]));
+        assert!(!expects("sandbox run --server=http://other true", &[]));
+        assert!(!expects("sandbox run true", &[("FORKYARD_SERVER", "http://other")]));
     }
 }

@@ -69,7 +69,7 @@ pub use results::{ForkResult, RunResult, Totals};
 /// The program itself. Not for others: it may change with every version.
 #[doc(hidden)]
 pub mod program {
-    pub use crate::cli::Cli;
+    pub use crate::cli::{Cli, expects_sandbox};
     pub use crate::exit::Exit;
     pub use crate::output::Output;
     pub use crate::reference::markdown as commands_reference;

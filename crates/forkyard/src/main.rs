@@ -3,9 +3,13 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use forkyard::program::{Cli, ColorMode, Exit, Output, Raw, Style, Value, environment};
+use forkyard::program::{Cli, ColorMode, Exit, Output, Raw, Style, Value, environment, expects_sandbox};
 
 fn main() -> ExitCode {
+    let args: Vec<_> = std::env::args_os().skip(1).collect();
+    if expects_sandbox(&args, &environment()) {
+        forkyard_sandbox::local::expect_sandboxes();
+    }
     // One TLS provider for everything. It fails only if there is one already, and nothing has run yet.
     rustls::crypto::ring::default_provider().install_default().expect("no provider is installed yet");
     let cli = match Cli::try_parse() {

@@ -28,6 +28,7 @@ const WORKER_START: Duration = Duration::from_secs(20);
 const CLAIMABLE_LOOK: usize = 10_000;
 /// How long a command's end waits for its sandboxes' remains to be removed.
 const SETTLE_WITHIN: Duration = Duration::from_secs(5);
+const STILL_REMOVING: &str = "what sandboxes left is still being removed; the next command goes on with it";
 const WORKER_POLL: Duration = Duration::from_millis(50);
 
 /// A command over runs and sandboxes, wherever they are: opens the place that the settings name, does its work in a runtime,
@@ -62,11 +63,9 @@ pub fn with_sandboxes<T>(
     flags: Flags,
     work: impl AsyncFnOnce(&Settings, &Sandboxes) -> Result<T>,
 ) -> Result<T> {
-    if global.server.is_none() {
-        forkyard_sandbox::local::expect_sandboxes();
-    }
     let settings = global.load(flags)?.settings;
-    let runtime = crate::runtime()?;
+    // One thread: a command in a sandbox is mostly waited for, and threads take longer to start than the sandbox's parts.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = runtime.block_on(async {
         match settings.remote_url.clone() {
             Some(url) => {
@@ -75,7 +74,11 @@ pub fn with_sandboxes<T>(
             }
             None => {
                 let sandboxes = yard::sandboxes(&settings).await?;
-                settled(&sandboxes, work(&settings, &sandboxes)).await
+                let done = work(&settings, &sandboxes).await;
+                if tokio::time::timeout(SETTLE_WITHIN, sandboxes.leave()).await.is_err() {
+                    tracing::warn!(STILL_REMOVING);
+                }
+                done
             }
         }
     });
@@ -88,7 +91,7 @@ pub fn with_sandboxes<T>(
 async fn settled<T>(sandboxes: &Sandboxes, work: impl Future<Output = T>) -> T {
     let done = work.await;
     if tokio::time::timeout(SETTLE_WITHIN, sandboxes.settle()).await.is_err() {
-        tracing::warn!("what sandboxes left is still being removed; the next command goes on with it");
+        tracing::warn!(STILL_REMOVING);
     }
     done
 }

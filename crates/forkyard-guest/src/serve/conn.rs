@@ -10,7 +10,9 @@ use super::outbox::Outbox;
 use crate::files::Incoming;
 use crate::sys::socket;
 
-/// Read at once; a request is usually much smaller, a file's part four times as big.
+/// Read at once where a request begins, which is most often all of it.
+const FIRST_READ: usize = 4 << 10;
+/// Read at once of a longer one; a file's part is four times as big.
 const READ_SIZE: usize = 64 << 10;
 /// A connection that has shown who it is may send long frames; one that has not, only a greeting.
 const MAX_GREETING: usize = 4 << 10;
@@ -26,6 +28,15 @@ pub struct Conn {
     /// A descriptor that came with the last bytes.
     pub passed: Option<OwnedFd>,
     input: Vec<u8>,
+}
+
+/// What one read found.
+pub enum Filled {
+    Nothing,
+    /// All there was. If that is wrong, the loop is told again.
+    All,
+    /// As much as was asked for: there may be more.
+    Full,
 }
 
 /// The peer left, or broke the protocol.
@@ -45,19 +56,20 @@ impl Conn {
         }
     }
 
-    /// Reads once. Ok(false): nothing there for now.
-    pub fn fill(&mut self) -> Result<bool, Closed> {
+    /// Reads once.
+    pub fn fill(&mut self) -> Result<Filled, Closed> {
         let start = self.input.len();
-        self.input.resize(start + READ_SIZE, 0);
+        let size = if start == 0 { FIRST_READ } else { READ_SIZE };
+        self.input.resize(start + size, 0);
         let result = socket::receive(self.socket.as_fd(), &mut self.input[start..]);
         self.input.truncate(start + result.as_ref().map_or(0, |(n, _)| *n));
         match result {
             Ok((0, _)) => Err(Closed),
-            Ok((_, mut fds)) => {
+            Ok((n, mut fds)) => {
                 self.passed = fds.pop().or(self.passed.take());
-                Ok(true)
+                Ok(if n == size { Filled::Full } else { Filled::All })
             }
-            Err(Errno::AGAIN) => Ok(false),
+            Err(Errno::AGAIN) => Ok(Filled::Nothing),
             Err(_) => Err(Closed),
         }
     }

@@ -22,6 +22,8 @@ struct Queued {
 struct State {
     queue: VecDeque<Queued>,
     unsent: usize,
+    /// Threads that wait for room.
+    waiting: usize,
     closed: bool,
 }
 
@@ -64,7 +66,9 @@ impl Outbox {
         let bytes = encode(&Reply { seq, answer }, body);
         let mut state = self.lock();
         while state.unsent > MAX_UNSENT && !state.closed {
+            state.waiting += 1;
             state = self.state.1.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+            state.waiting -= 1;
         }
         if state.closed {
             return Err(Gone);
@@ -105,7 +109,9 @@ impl Outbox {
                 Err(e) => return Err(e),
             }
         }
-        self.state.1.notify_all();
+        if state.waiting > 0 {
+            self.state.1.notify_all();
+        }
         Ok(true)
     }
 

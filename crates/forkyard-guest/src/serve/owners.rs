@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use forkyard_guest::protocol::{Answer, Fault, Op, Request, VERSION};
 use rustix::event::epoll;
 
-use super::conn::Conn;
+use super::conn::{Conn, Filled};
 use super::outbox::Outbox;
 use super::procs;
 use super::quiet::Quiet;
@@ -42,11 +42,12 @@ impl Server {
     pub(super) fn read_conn(&mut self, number: u64) {
         loop {
             let Some(conn) = self.conns.get_mut(&number) else { return };
-            match conn.fill() {
-                Ok(true) => {}
-                Ok(false) => return,
+            let more = match conn.fill() {
+                Ok(Filled::Full) => true,
+                Ok(Filled::All) => false,
+                Ok(Filled::Nothing) => return,
                 Err(_) => return self.close_conn(number),
-            }
+            };
             loop {
                 let Some(conn) = self.conns.get_mut(&number) else { return };
                 match conn.next() {
@@ -54,6 +55,9 @@ impl Server {
                     Ok(None) => break,
                     Err(_) => return self.close_conn(number),
                 }
+            }
+            if !more {
+                return;
             }
         }
     }

@@ -3,6 +3,8 @@
 //! Tools are told by variables first, since these hold in every image and for every user; files are for those that read
 //! nothing else.
 
+use bytes::Bytes;
+
 use super::internal::INTERNAL_HOST;
 use crate::{InsideFile, PROXY_ADDRESS};
 
@@ -17,14 +19,13 @@ const GIT_CONFIG_PATH: &str = "/etc/gitconfig";
 /// `host_bundle` is the host's own CA bundle (PEM), `certificate` Forkyard's.
 pub fn files(host_bundle: &str, certificate: &str) -> Vec<InsideFile> {
     let separator = if host_bundle.is_empty() || host_bundle.ends_with('\n') { "" } else { "\n" };
-    let bundle = format!("{host_bundle}{separator}{certificate}");
-    let file =
-        |path: &str, data: String| InsideFile { path: path.into(), mode: 0o644, data: data.into_bytes() };
+    let bundle = Bytes::from([host_bundle, separator, certificate].concat());
+    let file = |path: &str, data: Bytes| InsideFile { path: path.into(), mode: 0o644, data };
     vec![
         file(CA_BUNDLE_PATH, bundle.clone()),
         file(DEBIAN_BUNDLE_PATH, bundle),
-        file(CA_CERTIFICATE_PATH, certificate.to_string()),
-        file(GIT_CONFIG_PATH, git_config()),
+        file(CA_CERTIFICATE_PATH, certificate.to_string().into()),
+        file(GIT_CONFIG_PATH, git_config().into()),
     ]
 }
 

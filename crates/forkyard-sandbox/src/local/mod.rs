@@ -29,6 +29,7 @@ use async_trait::async_trait;
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
 use forkyard_guest::zygote::{Bind, Start, Work};
 use tokio::sync::Mutex;
+use tokio_util::task::TaskTracker;
 
 use self::cgroup::Cgroups;
 use self::detect::HostTrees;
@@ -80,7 +81,9 @@ struct Inner {
     /// The name of the lowest layer.
     skeleton: String,
     zygote: Mutex<Option<Arc<Zygote>>>,
-    removals: tokio_util::task::TaskTracker,
+    removals: TaskTracker,
+    /// Those of the removals that would not go on without this process.
+    handovers: TaskTracker,
     /// This provider has looked for leftovers, or found that others did.
     swept: AtomicBool,
 }
@@ -101,7 +104,8 @@ impl LocalProvider {
             trees,
             files,
             zygote: Mutex::default(),
-            removals: tokio_util::task::TaskTracker::new(),
+            removals: TaskTracker::new(),
+            handovers: TaskTracker::new(),
             swept: AtomicBool::new(false),
         };
         Ok(LocalProvider { inner: Arc::new(inner) })
@@ -160,10 +164,14 @@ impl Inner {
 
     /// Removes something of the trash in the background. What a crash interrupts is removed by the next sweep.
     fn remove_later(self: &Arc<Self>, path: String) {
-        let inner = Arc::clone(self);
+        let (inner, handover) = (Arc::clone(self), self.handovers.token());
         self.removals.spawn(async move {
-            let removed =
-                async { inner.zygote().await?.work(Work::Remove { path: path.clone() }, Vec::new()).await };
+            let removed = async {
+                let begun =
+                    inner.zygote().await?.begin(Work::Remove { path: path.clone() }, Vec::new()).await?;
+                drop(handover);
+                begun.result().await
+            };
             if let Err(e) = removed.await {
                 tracing::warn!(path, error = %e, "can't remove what a sandbox left");
             }
@@ -173,7 +181,7 @@ impl Inner {
     /// The kernel needs a moment to let go of a group; nobody waits for that.
     fn remove_groups(&self, dirs: Vec<PathBuf>) {
         if !dirs.is_empty() {
-            self.removals.spawn(async move { cgroup::remove(&dirs).await });
+            self.removals.spawn(self.handovers.track_future(async move { cgroup::remove(&dirs).await }));
         }
     }
 
@@ -326,10 +334,21 @@ impl Provider for LocalProvider {
     }
 
     async fn settle(&self) {
-        self.inner.removals.close();
-        self.inner.removals.wait().await;
-        self.inner.removals.reopen();
+        idle(&self.inner.removals).await;
     }
+
+    async fn leave(&self) {
+        idle(&self.inner.handovers).await;
+        if let Some(zygote) = &*self.inner.zygote.lock().await {
+            zygote.leave();
+        }
+    }
+}
+
+async fn idle(tasks: &TaskTracker) {
+    tasks.close();
+    tasks.wait().await;
+    tasks.reopen();
 }
 
 /// For messages about what this provider was not given.

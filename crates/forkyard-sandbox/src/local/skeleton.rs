@@ -97,7 +97,8 @@ mod tests {
     #[test]
     fn the_name_follows_what_it_is_made_of() {
         let shown = |path: &str| Shown { path: path.into(), why: "test" };
-        let file = |data: &[u8]| InsideFile { path: "/etc/x".into(), data: data.to_vec(), mode: 0o644 };
+        let file =
+            |data: &[u8]| InsideFile { path: "/etc/x".into(), data: data.to_vec().into(), mode: 0o644 };
         let first = name(&[shown("/usr")], &[file(b"a")]);
         assert_eq!(first, name(&[shown("/usr")], &[file(b"a")]));
         assert_ne!(first, name(&[shown("/usr")], &[file(b"b")]));

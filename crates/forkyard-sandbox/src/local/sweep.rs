@@ -68,11 +68,11 @@ impl Inner {
             return;
         }
         let inner = Arc::clone(self);
-        self.removals.spawn(async move {
+        self.removals.spawn(self.handovers.track_future(async move {
             if let Err(e) = inner.sweep().await {
                 tracing::warn!(error = %e, "leftovers of earlier processes were not all removed");
             }
-        });
+        }));
     }
 
     pub(super) async fn sweep(self: &Arc<Self>) -> Result<()> {

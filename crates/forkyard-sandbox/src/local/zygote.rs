@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use forkyard_guest::zygote::{
@@ -23,6 +24,7 @@ const ZYGOTE: &str = "zygote";
 pub struct Zygote {
     commands: Arc<Mutex<Messages>>,
     child: std::sync::Mutex<Child>,
+    left: AtomicBool,
     /// What sandboxes of the default root see of the host.
     pub binds: Vec<String>,
     /// What isolates every sandbox.
@@ -131,6 +133,7 @@ impl Zygote {
         let mut zygote = Zygote {
             commands: Arc::new(Mutex::new(commands)),
             child: std::sync::Mutex::new(child),
+            left: AtomicBool::new(false),
             binds: Vec::new(),
             layers: Vec::new(),
         };
@@ -217,16 +220,42 @@ impl Zygote {
     }
 
     pub async fn work(&self, work: Work, fds: Vec<OwnedFd>) -> Result<WorkResult> {
-        Ok(self.job(Ask::Work(work), fds).await?.0)
+        self.begin(work, fds).await?.result().await
+    }
+
+    /// Work that goes on from here whatever becomes of this process.
+    pub async fn begin(&self, work: Work, fds: Vec<OwnedFd>) -> Result<Begun> {
+        self.worker(Ask::Work(work), fds).await
     }
 
     async fn job(&self, ask: Ask, fds: Vec<OwnedFd>) -> Result<(WorkResult, Vec<OwnedFd>)> {
+        self.worker(ask, fds).await?.both().await
+    }
+
+    async fn worker(&self, ask: Ask, fds: Vec<OwnedFd>) -> Result<Begun> {
         let (result, theirs) = message_pair().map_err(unavailable)?;
         let mut all = vec![theirs];
         all.extend(fds);
         self.ask(&ask, all).await?;
-        let result = Messages::new(result).map_err(unavailable)?;
-        let (text, fds) = result.receive().await.map_err(unavailable)?;
+        Ok(Begun(Messages::new(result).map_err(unavailable)?))
+    }
+
+    /// This process ends now: its helper will see that by itself, and nobody has to wait for it.
+    pub fn leave(&self) {
+        self.left.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A worker of the helper; its result will come here.
+pub struct Begun(Messages);
+
+impl Begun {
+    pub async fn result(&self) -> Result<WorkResult> {
+        Ok(self.both().await?.0)
+    }
+
+    async fn both(&self) -> Result<(WorkResult, Vec<OwnedFd>)> {
+        let (text, fds) = self.0.receive().await.map_err(unavailable)?;
         let result = serde_json::from_slice(&text)
             .map_err(|_| unavailable("the sandbox helper's worker ended without a result"))?;
         Ok((result, fds))
@@ -262,6 +291,9 @@ impl Cloned {
 impl Drop for Zygote {
     fn drop(&mut self) {
         // It ends by itself when its socket closes; sandboxes live on. Killed and reaped here so that no zombie stays.
+        if *self.left.get_mut() {
+            return;
+        }
         let child = self.child.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         let _ = child.kill();
         let _ = child.wait();
