@@ -7,6 +7,7 @@ mod stopwatch;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
@@ -54,7 +55,7 @@ fn failed(what: impl std::fmt::Display) -> SandboxError {
 }
 
 /// What the last of several in a row tells.
-async fn warmed<T>(mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
+async fn warmed<T, F: Future<Output = Result<T>>>(once: impl Fn() -> F) -> Result<T> {
     tokio::time::sleep(REST).await;
     for _ in 0..WARM_UPS {
         once().await?;
@@ -64,10 +65,10 @@ async fn warmed<T>(mut once: impl AsyncFnMut() -> Result<T>) -> Result<T> {
 
 /// The time of a whole program; its output goes nowhere.
 async fn whole(program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<Duration> {
-    let mut command = Command::new(program);
-    command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.envs(env.iter().copied());
-    let once = async || {
+    let once = || async {
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.envs(env.iter().copied());
         let start = Instant::now();
         let status = command.status();
         let took = start.elapsed();
@@ -125,21 +126,20 @@ async fn single(provider: &LocalProvider, options: &Options, report: &mut Report
     run_true(&warm).await?;
     let bwrap = is_there("bwrap").await;
     let home = options.dir.join("home");
-    let (mut times, mut number) = (Times::default(), 0);
+    let (mut times, number) = (Times::default(), AtomicUsize::new(0));
     for _ in 0..options.rounds {
         times.add("plain spawn of true", whole(Path::new("true"), &[], &[]).await?);
         if bwrap {
             times.add("bwrap, all namespaces, true", whole(Path::new("bwrap"), &BWRAP, &[]).await?);
         }
-        let exec = warmed(async || {
+        let exec = warmed(|| async {
             let start = Instant::now();
             run_true(&warm).await?;
             Ok(start.elapsed())
         });
         times.add("exec of true", exec.await?);
-        let lives = warmed(async || {
-            number += 1;
-            let (id, start) = (name("one", number), Instant::now());
+        let lives = warmed(|| async {
+            let (id, start) = (name("one", number.fetch_add(1, Ordering::Relaxed)), Instant::now());
             let sandbox = provider.create(&id, Attempt(1), &spec).await?;
             let created = start.elapsed();
             run_true(&sandbox).await?;
@@ -182,13 +182,10 @@ async fn snapshots(provider: &LocalProvider, options: &Options, report: &mut Rep
         let label = fill(&large, options.files).await?;
         sandboxes.push((large, label));
     }
-    let (mut times, mut number) = (Times::default(), 0);
+    let (mut times, number) = (Times::default(), AtomicUsize::new(0));
     for _ in 0..options.rounds.clamp(1, FORK_ROUNDS) {
         for (sandbox, label) in &sandboxes {
-            let forked = warmed(async || {
-                number += 1;
-                fork(provider, sandbox, number).await
-            });
+            let forked = warmed(|| fork(provider, sandbox, number.fetch_add(1, Ordering::Relaxed)));
             let (snapshot, child) = forked.await?;
             times.add(&format!("snapshot of an idle sandbox, {label}"), snapshot);
             times.add(&format!("fork, {label}"), child);

@@ -117,9 +117,9 @@ mod tests {
     #[test]
     fn the_bundle_holds_both_and_names_are_unique() {
         let files = files("HOST", "OURS\n");
-        assert_eq!(files[0].data, b"HOST\nOURS\n");
-        assert_eq!(files[1].data, b"HOST\nOURS\n");
-        assert_eq!(files[2].data, b"OURS\n");
+        assert_eq!(files[0].data, "HOST\nOURS\n");
+        assert_eq!(files[1].data, "HOST\nOURS\n");
+        assert_eq!(files[2].data, "OURS\n");
         let env = environment();
         let names: std::collections::BTreeSet<_> = env.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), env.len());

@@ -57,6 +57,18 @@ mod worker;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// Long enough for a loaded machine; a failing test says so instead of hanging.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let since = Instant::now();
+    while !is() {
+        assert!(since.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
 
 /// Fork 0 writes one thing, all others another.
 const SCRIPT: &str = r#"

@@ -1,4 +1,4 @@
-use super::World;
+use super::{World, until};
 
 #[test]
 fn a_command_runs_in_a_sandbox_that_is_gone_afterwards() {
@@ -16,10 +16,15 @@ fn nothing_of_a_sandbox_is_left_when_its_command_ends() {
     let w = World::new();
     for _ in 0..5 {
         assert_eq!(w.run(&["sandbox", "run", "--network", "none", "--", "touch", "a", "b", "c"]).code, 0);
-        for folder in ["sandboxes", "trash", "locks"] {
-            let left: Vec<_> = std::fs::read_dir(w.home().join("sandboxes").join(folder)).unwrap().collect();
-            assert!(left.is_empty(), "{folder}: {left:?}");
+        let left = |folder| -> Vec<_> {
+            let there = std::fs::read_dir(w.home().join("sandboxes").join(folder)).unwrap();
+            there.map(|entry| entry.unwrap().file_name()).collect()
+        };
+        for folder in ["sandboxes", "locks"] {
+            assert!(left(folder).is_empty(), "{folder}: {:?}", left(folder));
         }
+        // Its files go without the command.
+        until("its files are gone", || left("trash").is_empty());
     }
 }
 

@@ -1,15 +1,11 @@
 //! Runs on a real Temporal service: real sandboxes, real workers, the command line as users have it.
 
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use test_support::temporal::Temporal;
 
-use super::{WAITS, World};
-
-/// Long enough for a loaded machine; a failing test says so instead of hanging.
-const PATIENCE: Duration = Duration::from_secs(120);
+use super::{WAITS, World, until};
 
 pub(super) struct Worker(pub(super) Child);
 
@@ -28,14 +24,6 @@ fn world(w: &World, server: &Temporal) {
 pub(super) fn worker(w: &World) -> Worker {
     let log = std::fs::File::create(w.dir.path().join("worker.log")).unwrap();
     Worker(w.program(&["worker"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap())
-}
-
-fn until(what: &str, mut is: impl FnMut() -> bool) {
-    let since = Instant::now();
-    while !is() {
-        assert!(since.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 fn query(server: &Temporal, id: &str, name: &str) -> Value {
