@@ -57,7 +57,8 @@ macro_rules! conformance {
                 renewing_needs_the_lease, claimable_runs_are_those_that_need_a_driver, rivals_get_one_lease,
                 processes_are_forgotten;
             ledger: money_is_set_aside_and_settled, asking_twice_is_asking_once, rivals_never_overshoot,
-                forks_have_limits_of_their_own, a_paused_run_reserves_nothing, a_stale_attempt_reserves_nothing,
+                forks_have_limits_of_their_own, a_paused_run_reserves_nothing, a_detached_run_reserves_nothing,
+                a_stale_attempt_reserves_nothing,
                 a_new_attempt_closes_what_was_open, closed_reservations_stay_closed, steps_can_be_repeated,
                 limits_follow_the_view, no_budget_still_meters, a_paused_run_sends_nothing, an_ended_fork_holds_no_money;
             views: views_are_written_and_read, runs_are_listed_newest_first, runs_are_found_by_words,

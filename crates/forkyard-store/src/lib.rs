@@ -119,7 +119,7 @@ pub trait Leases {
 /// Money. See [`forkyard_core::budget`]: the decision is made there, under this store's lock.
 #[async_trait]
 pub trait Ledger {
-    /// Atomic across processes. Refused while the run is paused, and to all but the current attempt of a fork that has not
+    /// Atomic across processes. Refused while the run is paused or detached, and to all but the current attempt of a fork that has not
     /// ended (whose attempts are all stale). A request
     /// that is open has its money already; one that was released is a new ask; one that was settled is
     /// [`StoreError::Invalid`], since asking again would be sending again.

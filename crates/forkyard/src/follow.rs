@@ -29,7 +29,7 @@ use crate::yard::Yard;
 
 /// How often the picture is drawn anew, if something changed.
 const FRAME: Duration = Duration::from_millis(100);
-/// A second ctrl-C within this time cancels; later ones detach again.
+/// A second ctrl-C within this time cancels; a later one does not wait for what is under way.
 const SECOND: Duration = Duration::from_secs(5);
 
 /// How often a run that another process drives is tried again.
@@ -45,9 +45,10 @@ pub enum Left {
 
 /// Drives a run in this process and shows it until it ends or its user lets go of it.
 pub async fn drive(place: &dyn Place, run: &RunId, out: &mut Output<'_>) -> Result<Left> {
+    let leave = CancellationToken::new();
     let mut driving = std::pin::pin!(async {
         match place.here() {
-            Some(yard) => drive_patiently(yard, run, CancellationToken::new()).await,
+            Some(yard) => drive_patiently(yard, run, leave.clone()).await,
             None => wait_for_end(place, run).await.map(|_| DriveEnd::Ended),
         }
     });
@@ -72,14 +73,19 @@ pub async fn drive(place: &dyn Place, run: &RunId, out: &mut Output<'_>) -> Resu
                     live.finish()?;
                     return Ok(Left::Elsewhere);
                 }
-                let again = interrupted.is_some_and(|at| at.elapsed() < SECOND);
-                let (command, note) = if again {
-                    (Command::Cancel, "cancelling: what has been done is collected, then everything is cleaned up")
-                } else {
-                    (Command::Detach, "detaching: agents stop at a safe point (ctrl-C again within 5 s cancels the run)")
+                let command = match interrupted {
+                    None => Command::Detach,
+                    Some(at) if at.elapsed() < SECOND => Command::Cancel,
+                    Some(_) => {
+                        leave.cancel();
+                        continue;
+                    }
                 };
+                live.note(match command {
+                    Command::Cancel => "cancelling: what has been done is collected, then everything is cleaned up",
+                    _ => "detaching: requests under way are finished first (ctrl-C again within 5 s cancels the run, later leaves at once)",
+                })?;
                 interrupted = Some(Instant::now());
-                live.note(note)?;
                 place.command(run, command).await?;
             }
             _ = frame.tick() => {
@@ -136,7 +142,8 @@ pub async fn to_the_end(place: &dyn Place, run: &RunId, out: &mut Output<'_>) ->
     match drive(place, run, out).await? {
         Left::Ended(view) => close(place, &view, out).await,
         Left::Detached => {
-            let text = format!("Detached. Go on with: forkyard resume {run}");
+            let text =
+                format!("Detached. Go on with: forkyard resume {run}\nOr end it with: forkyard cancel {run}");
             out.said("forkyard.command/1", "detach", run, &text)?;
             Ok(Exit::Interrupted)
         }

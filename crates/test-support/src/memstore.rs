@@ -503,7 +503,7 @@ impl Ledger for MemStore {
             if let Some(current) = self.owner(fork, ask.attempt)? {
                 return Ok(Reserve::Stale { current });
             }
-            if r.view.as_ref().is_some_and(|v| v.paused) {
+            if r.view.as_ref().is_some_and(|v| v.paused || v.detached) {
                 return Ok(Reserve::Paused);
             }
             if let Some(before) = r.ledger.reservations.get(&ask.request) {
@@ -548,7 +548,9 @@ impl Ledger for MemStore {
             if let Some(current) = self.owner(fork, held.attempt)? {
                 return Ok(Sending::Stale { current });
             }
-            if r.view.as_ref().is_some_and(|v| v.paused) && !self.has(StoreBug::SendsWhilePaused) {
+            if r.view.as_ref().is_some_and(|v| v.paused || v.detached)
+                && !self.has(StoreBug::SendsWhilePaused)
+            {
                 return Ok(Sending::Paused);
             }
             r.ledger.sent(request).map_err(ledger_error)?;

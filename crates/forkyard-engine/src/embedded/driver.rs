@@ -10,7 +10,7 @@ use forkyard_core::fork::{Fork, ForkInput, ForkResult, ForkStep};
 use forkyard_core::run::{Command, Run, RunInput, RunStep};
 use forkyard_core::spec::RunSpec;
 use forkyard_core::task::{Effect, Wish};
-use forkyard_core::{RunId, Timestamp};
+use forkyard_core::{RunId, Timestamp, Usd};
 use forkyard_store::{Append, CommandId, Lease, StoreError, StreamId};
 use futures::future::BoxFuture;
 use tokio::task::JoinSet;
@@ -66,10 +66,14 @@ struct Driver<'a> {
     let_go: bool,
     /// When the ledger is looked at next, if something changed and a limit has not been warned of.
     money_due: Option<Instant>,
+    /// The run is detached: when it is let go, whatever is still under way.
+    leave_at: Option<Instant>,
     /// All of the run is this tenure's.
     took_over: &'a AtomicBool,
 }
 
+/// How long the requests under way of a run that its user lets go may take: they are paid for, so their answers are kept.
+const LEAVE_WITHIN: Duration = Duration::from_secs(60);
 /// Spending is looked at this often at most: every settlement is a change, and a warning is for people.
 const MONEY_EVERY: Duration = Duration::from_secs(1);
 
@@ -141,6 +145,7 @@ pub(super) async fn drive(
             queued: JoinSet::new(),
             let_go: false,
             money_due: None,
+            leave_at: None,
             took_over: &took_over,
         };
         let end = driver.go(stop).await?;
@@ -214,9 +219,16 @@ impl Driver<'_> {
             if self.run.is_ended() {
                 return Ok(DriveEnd::Ended);
             }
-            if self.run.is_detached() {
+            if self.may_leave().await? {
                 return Ok(DriveEnd::Detached);
             }
+            let leave_at = self.leave_at;
+            let leave = async {
+                match leave_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             let next_timer = self.timers.next().map(|at| self.inner.clock.instant(at));
             let timer = async {
                 match next_timer {
@@ -235,7 +247,10 @@ impl Driver<'_> {
                 biased;
                 () = stop.cancelled() => return Ok(DriveEnd::Stopped),
                 (machine, serial, ended) = self.tasks.next() => self.task_ended(machine, serial, ended).await?,
-                Some(Ok((fork, slot))) = self.queued.join_next() => self.start_fork(fork, slot).await?,
+                Some(Ok((fork, slot))) = self.queued.join_next(), if leave_at.is_none() => {
+                    self.start_fork(fork, slot).await?;
+                }
+                () = leave => {}
                 () = timer => self.fire_timers().await?,
                 () = money => self.mind_money().await?,
                 () = watch.changed() => {
@@ -246,6 +261,17 @@ impl Driver<'_> {
                 }
             }
         }
+    }
+
+    /// Whether the run is detached and nothing is under way that was paid for. Nothing new is sent meanwhile: the ledger refuses.
+    async fn may_leave(&mut self) -> Result<bool, Stop> {
+        if !self.run.is_detached() {
+            self.leave_at = None;
+            return Ok(false);
+        }
+        let at = *self.leave_at.get_or_insert_with(|| Instant::now() + LEAVE_WITHIN);
+        let balance = self.patiently(|| self.inner.store.balance(&self.id)).await?;
+        Ok(balance.reserved == Usd(0) || Instant::now() >= at)
     }
 
     /// A store that is away is waited for: the lease decides how long.

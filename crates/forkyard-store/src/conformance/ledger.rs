@@ -114,11 +114,18 @@ pub async fn forks_have_limits_of_their_own<F: Future<Output = Arc<dyn Store>>>(
 }
 
 pub async fn a_paused_run_reserves_nothing<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
-    let store = make().await;
+    refuses_while(make().await, |view, now| view.paused = now).await;
+}
+
+pub async fn a_detached_run_reserves_nothing<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+    refuses_while(make().await, |view, now| view.detached = now).await;
+}
+
+async fn refuses_while(store: Arc<dyn Store>, set: impl Fn(&mut RunView, bool)) {
     let (run, lease) = start(&store, "a", 1).await;
     assert_eq!(store.reserve(&run, ask(0, 1, "a", 10)).await.unwrap(), Reserve::Granted);
     let mut view = run_view(&run);
-    view.paused = true;
+    set(&mut view, true);
     store.append(step(&run, lease, 1, vec![], vec![View::Run(view.clone())])).await.unwrap();
     assert_eq!(store.reserve(&run, ask(0, 1, "b", 10)).await.unwrap(), Reserve::Paused);
     assert_eq!(
@@ -128,7 +135,7 @@ pub async fn a_paused_run_reserves_nothing<F: Future<Output = Arc<dyn Store>>>(m
     );
     // What was sent is still settled.
     store.settle(&run, "a", Usd(3)).await.unwrap();
-    view.paused = false;
+    set(&mut view, false);
     store.append(step(&run, lease, 1, vec![], vec![View::Run(view)])).await.unwrap();
     assert_eq!(store.reserve(&run, ask(0, 1, "b", 10)).await.unwrap(), Reserve::Granted);
 }

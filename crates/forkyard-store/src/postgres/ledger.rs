@@ -70,7 +70,7 @@ pub(super) async fn reserve(tx: &mut Tx<'_>, run: &RunId, ask: &Ask) -> Result<R
     if let Some(current) = owner(tx.conn, row.n, run, ask.fork).await?.fences(ask.attempt)? {
         return Ok(Reserve::Stale { current });
     }
-    if row.paused {
+    if row.silent {
         return Ok(Reserve::Paused);
     }
     let before = held(tx.conn, row.n, &ask.request).await?;
@@ -128,7 +128,7 @@ pub(super) async fn step(tx: &mut Tx<'_>, run: &RunId, request: &str, step: Step
 pub(super) async fn mark_sent(tx: &mut Tx<'_>, run: &RunId, request: &str) -> Result<Sending> {
     let row = lock_run(tx.conn, run).await?;
     let held = held(tx.conn, row.n, request).await?.ok_or_else(|| reservation::unknown(run, request))?;
-    let sending = held.may_send(owner(tx.conn, row.n, run, held.fork).await?, row.paused)?;
+    let sending = held.may_send(owner(tx.conn, row.n, run, held.fork).await?, row.silent)?;
     if sending == Sending::Go {
         write(tx, row.n, request, &held, Step::Sent).await?;
     }

@@ -22,7 +22,8 @@ use crate::{
 pub(super) struct RunRow {
     pub n: i64,
     pub position: u64,
-    pub paused: bool,
+    /// It is paused, or its user has detached: nothing may be sent for it.
+    pub silent: bool,
     /// None while nobody has it.
     pub lease: Option<LeaseToken>,
 }
@@ -31,13 +32,13 @@ pub(super) struct RunRow {
 /// be trusted, so this comes first.
 pub(super) async fn lock_run(conn: &mut PgConnection, run: &RunId) -> Result<RunRow> {
     let found: Option<(i64, i64, bool, i64, bool)> = sqlx::query_as(
-        "SELECT n, position, paused, lease_token, lease_owner IS NOT NULL FROM runs WHERE id = $1 FOR UPDATE",
+        "SELECT n, position, paused OR detached, lease_token, lease_owner IS NOT NULL FROM runs WHERE id = $1 FOR UPDATE",
     )
     .bind(run.as_str())
     .fetch_optional(conn)
     .await?;
-    let (n, position, paused, token, held) = found.ok_or_else(|| no_run(run))?;
-    Ok(RunRow { n, position: uint(position), paused, lease: held.then_some(uint(token)) })
+    let (n, position, silent, token, held) = found.ok_or_else(|| no_run(run))?;
+    Ok(RunRow { n, position: uint(position), silent, lease: held.then_some(uint(token)) })
 }
 
 pub(super) async fn run_number(conn: &mut PgConnection, run: &RunId) -> Result<Option<i64>> {

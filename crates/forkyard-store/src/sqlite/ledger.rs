@@ -70,7 +70,7 @@ pub(super) fn reserve(tx: &Tx<'_>, run: &RunId, ask: &Ask) -> Result<Reserve> {
     if let Some(current) = owner(tx, row.n, run, ask.fork)?.fences(ask.attempt)? {
         return Ok(Reserve::Stale { current });
     }
-    if row.paused {
+    if row.silent {
         return Ok(Reserve::Paused);
     }
     let before = held(tx, row.n, &ask.request)?;
@@ -116,7 +116,7 @@ pub(super) fn step(tx: &Tx<'_>, run: &RunId, request: &str, step: Step) -> Resul
 pub(super) fn mark_sent(tx: &Tx<'_>, run: &RunId, request: &str) -> Result<Sending> {
     let row = run_row(tx, run)?;
     let held = held(tx, row.n, request)?.ok_or_else(|| reservation::unknown(run, request))?;
-    let sending = held.may_send(owner(tx, row.n, run, held.fork)?, row.paused)?;
+    let sending = held.may_send(owner(tx, row.n, run, held.fork)?, row.silent)?;
     if sending == Sending::Go {
         write(tx, row.n, run, request, &held, Step::Sent)?;
     }

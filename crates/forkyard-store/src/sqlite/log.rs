@@ -21,20 +21,21 @@ use crate::{
 pub(super) struct RunRow {
     pub n: i64,
     pub position: u64,
-    pub paused: bool,
+    /// It is paused, or its user has detached: nothing may be sent for it.
+    pub silent: bool,
     /// None while nobody has it.
     pub lease: Option<LeaseToken>,
 }
 
 pub(super) fn run_row(conn: &Connection, run: &RunId) -> Result<RunRow> {
     conn.prepare_cached(
-        "SELECT n, position, paused, lease_token, lease_owner IS NOT NULL FROM runs WHERE id = ?1",
+        "SELECT n, position, paused OR detached, lease_token, lease_owner IS NOT NULL FROM runs WHERE id = ?1",
     )?
     .query_row([run.as_str()], |r| {
         Ok(RunRow {
             n: r.get(0)?,
             position: uint(r.get(1)?),
-            paused: r.get(2)?,
+            silent: r.get(2)?,
             lease: r.get::<_, bool>(4)?.then_some(uint(r.get(3)?)),
         })
     })

@@ -75,6 +75,7 @@ impl DemoArgs {
             match follow::drive(&yard, &run, out).await? {
                 Left::Detached => {
                     out.line(&format!("Detached. Go on with: forkyard resume {run}"))?;
+                    out.line(&format!("Or end it with: forkyard cancel {run}"))?;
                     Ok(Exit::Interrupted)
                 }
                 Left::Elsewhere => Ok(Exit::Interrupted),

@@ -138,7 +138,8 @@ fn who_drives_a_run_detaches_it_by_leaving() {
     assert_eq!(code, Some(130), "{said}");
     let list = w.json(&["list", "--json"]);
     let run = list["runs"][0]["id"].as_str().unwrap();
-    assert_eq!(said, format!("Detached. Go on with: forkyard resume {run}\n"));
+    let ways = format!("Go on with: forkyard resume {run}\nOr end it with: forkyard cancel {run}\n");
+    assert_eq!(said, format!("Detached. {ways}"));
     assert_eq!(w.json(&["status", run, "--json"])["detached"], true);
     let ran = w.run(&["add", run]);
     assert!(ran.stdout.contains("which is detached"), "{}{}", ran.stdout, ran.stderr);

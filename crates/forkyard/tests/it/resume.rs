@@ -2,9 +2,27 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{WAITS, World};
 
+/// A model that calls a command, and takes its time for the answer after it.
+const THINKS: &str = r#"
+name = "thinks"
+price_as = "sonnet"
+[[turn]]
+text = "I look."
+tools = [{ name = "Bash", input = { command = "true" } }]
+usage = { input = 1000, output = 100 }
+[[turn]]
+delay_ms = 2000
+text = "Done."
+usage = { input = 2000, output = 200 }
+"#;
+
 /// A `fork` in a process of its own, at work: the process and the run.
 fn driven(w: &World) -> (std::process::Child, String) {
-    w.write(&w.script(), WAITS);
+    driven_by(w, WAITS)
+}
+
+fn driven_by(w: &World, script: &str) -> (std::process::Child, String) {
+    w.write(&w.script(), script);
     let model = w.model();
     let mut driver = w
         .program(&["fork", "-p", "wait", "-m", &model, "--network", "none"])
@@ -52,7 +70,7 @@ fn ctrl_c_detaches_and_says_how_to_go_on() {
     assert_eq!(ended.status.code(), Some(130));
     assert_eq!(
         String::from_utf8(ended.stdout).unwrap(),
-        format!("Detached. Go on with: forkyard resume {run}\n")
+        format!("Detached. Go on with: forkyard resume {run}\nOr end it with: forkyard cancel {run}\n")
     );
     assert!(w.run(&["status", &run]).stdout.contains(&format!("Go on with: forkyard resume {run}")));
     resumed_to_the_end(&w, &run);
@@ -76,4 +94,19 @@ fn ctrl_c_twice_cancels() {
         Some(1) => assert_eq!(outcome, "cancelled"),
         other => assert_eq!((other, outcome), (Some(130), serde_json::Value::Null)),
     }
+}
+
+#[test]
+fn what_was_asked_before_ctrl_c_is_answered_and_paid_once() {
+    let w = World::with_commit();
+    let (undisturbed, run) = driven_by(&w, THINKS);
+    assert!(undisturbed.wait_with_output().unwrap().status.success());
+    let expected = w.json(&["status", &run, "--json"])["total_cost_usd"].clone();
+    let other = World::with_commit();
+    let (driver, run) = driven_by(&other, THINKS);
+    kill_process(Pid::from_child(&driver), Signal::INT).unwrap();
+    assert_eq!(driver.wait_with_output().unwrap().status.code(), Some(130));
+    let ran = other.run(&["resume", &run]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(other.json(&["status", &run, "--json"])["total_cost_usd"], expected);
 }
