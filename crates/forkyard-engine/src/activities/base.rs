@@ -112,6 +112,11 @@ impl Hands {
         if let Some(setup) = &job.spec.setup {
             self.set_up(&*sandbox, setup).await?;
         }
+        // What somebody goes on from is a part of the work; what was only prepared is not.
+        let plain = matches!(start, Start::Root(Root::Default)) && job.spec.setup.is_none();
+        if frozen.is_none() && !plain {
+            self.note_extras(job, &*sandbox, &checkout.tree.entries, snapshot).await?;
+        }
         if job.spec.agent.in_sandbox {
             // Once, for all forks.
             self.place_worker(&*sandbox).await?;

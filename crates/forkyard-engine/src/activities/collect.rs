@@ -32,7 +32,7 @@ impl Hands {
         let (sandbox, from_checkpoint) = self.collectable(job, id, base).await?;
         let repo = self.repo(job).await?;
         let start = CommitId::new(&base.commit).map_err(git_error)?;
-        let (commits, left_out, commit) = self.bring_home(job, &*sandbox, &repo, &start).await?;
+        let (commits, left_out, commit) = self.bring_home(job, &*sandbox, &repo, base).await?;
         let name = Self::fork(job).to_string();
         self.git.keep(&repo, &job.run, &name, &commit).await.map_err(git_error)?;
         let diff = self.git.diff(&repo, &start, &commit).await.map_err(git_error)?;
@@ -59,9 +59,10 @@ impl Hands {
         job: &Job,
         sandbox: &dyn Sandbox,
         repo: &Repo,
-        start: &CommitId,
+        base: &Base,
     ) -> Result<(u32, Option<String>, CommitId), TaskError> {
         let limits = WorkLimits::default();
+        let start = &CommitId::new(&base.commit).map_err(git_error)?;
         let mut quarantine = self.git.quarantine(repo, start).await.map_err(git_error)?;
         let mut left_out = None;
         match commits_inside(sandbox, start).await {
@@ -74,9 +75,14 @@ impl Hands {
             }
             Err(why) => left_out = Some(why),
         }
+        let mut tree = quarantine.tree().await.map_err(git_error)?.entries;
+        let extras = self.extras(job, base).await?;
+        if !extras.is_empty() {
+            tree = extras.over(tree, &self.git.tree(repo, start).await.map_err(git_error)?.entries);
+        }
         let export = GitExport {
             repo: None,
-            base: quarantine.tree().await.map_err(git_error)?.entries,
+            base: tree,
             max_bytes: limits.max_bytes,
             max_files: limits.max_files as u64,
         };

@@ -4,6 +4,7 @@ mod agent;
 mod base;
 mod checkpoint;
 mod collect;
+mod extras;
 mod verify;
 mod worker;
 

@@ -72,3 +72,26 @@ fn docker_is_looked_for_where_its_own_programs_look() {
     assert_eq!(ran.code, 1, "{}", ran.stdout);
     assert!(ran.stderr.contains("/nonexistent.sock"), "{}", ran.stderr);
 }
+
+#[test]
+fn what_setup_made_is_nobodys_work() {
+    let w = World::with_commit();
+    let script = r#"
+name = "rewrites"
+[[turn]]
+when = { fork = 1 }
+text = "I write it myself."
+tools = [{ name = "Bash", input = { command = "echo mine > built.txt" } }]
+[[turn]]
+when = { fork = 2 }
+text = "I commit it."
+tools = [{ name = "Bash", input = { command = "git add built.txt && git commit -qm built && rm removed.txt" } }]
+[[turn]]
+text = "Done."
+"#;
+    w.write(&w.script(), script);
+    let setup = "echo theirs > built.txt; echo theirs > removed.txt; echo more >> a.txt";
+    let run = w.ended(&["-f", "3", "--setup", setup]);
+    let files = |fork: usize| w.run(&["diff", &format!("{run}/{fork}"), "--stat"]).stdout;
+    assert_eq!([files(0), files(1), files(2)], ["", "A  +1  -0  built.txt\n", "A  +1  -0  built.txt\n"]);
+}
