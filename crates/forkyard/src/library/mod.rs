@@ -14,7 +14,7 @@ pub use runs::{ForkOptions, Job, Run};
 pub use sandboxes::{Command, CommandOutput, Sandbox, SandboxConfig, Sandboxes};
 
 use crate::error::CliError;
-use crate::settings::{self, Flags, Project};
+use crate::settings::{self, Flags, Project, Settings};
 use crate::yard::Yard;
 
 /// Where and how a [`Forkyard`] works. What is not said here is as on the command line: the environment, then `config.toml`
@@ -50,19 +50,15 @@ impl Options {
 #[derive(Clone)]
 pub struct Forkyard {
     yard: Arc<Yard>,
+    set: Arc<Vec<(String, String)>>,
 }
 
 impl Forkyard {
     pub async fn open(options: Options) -> Result<Forkyard> {
         // Fails only if the program has installed one already, which is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut flags = Flags::default();
-        for (key, value) in &options.set {
-            let setting = settings::setting(key).ok_or_else(|| unknown(key))?;
-            flags.set(setting.key, key, value);
-        }
-        let resolved = settings::load_from(options.home, flags, Project::None).map_err(CliError::from)?;
-        Ok(Forkyard { yard: Arc::new(Yard::open(resolved.settings).await?) })
+        let settings = load(options.home, &options.set)?;
+        Ok(Forkyard { yard: Arc::new(Yard::open(settings).await?), set: Arc::new(options.set) })
     }
 
     /// A manager of sandboxes. Each has its own list: one does not destroy what another made.
@@ -78,7 +74,12 @@ impl Forkyard {
     /// Starts a run and drives it in this process. It goes on while the runtime lives, also when the [`Run`] is dropped; a run
     /// whose process has gone is taken up again by [`Forkyard::resume`] or `forkyard resume`.
     pub async fn start(&self, job: Job) -> Result<Run> {
-        Run::start(self.yard.clone(), job).await
+        if job.set.is_empty() {
+            return Run::start(self.yard.clone(), &self.yard.settings, &job).await;
+        }
+        let set: Vec<_> = self.set.iter().chain(&job.set).cloned().collect();
+        let settings = load(Some(self.yard.settings.home.clone()), &set)?;
+        Run::start(self.yard.clone(), &settings, &job).await
     }
 
     /// A run of this home, whoever drives it.
@@ -104,6 +105,16 @@ impl std::fmt::Debug for Forkyard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Forkyard").field("home", &self.yard.settings.home).finish_non_exhaustive()
     }
+}
+
+/// The settings of a home with some that were given; the last of several for one key counts.
+fn load(home: Option<PathBuf>, set: &[(String, String)]) -> Result<Settings> {
+    let mut flags = Flags::default();
+    for (key, value) in set {
+        let setting = settings::setting(key).ok_or_else(|| unknown(key))?;
+        flags.set(setting.key, key, value);
+    }
+    Ok(settings::load_from(home, flags, Project::None).map_err(CliError::from)?.settings)
 }
 
 fn unknown(key: &str) -> CliError {

@@ -35,7 +35,7 @@ use crate::yard::Yard;
 #[derive(Debug, Clone, Default)]
 pub struct Job {
     repo: String,
-    prompt: String,
+    prompts: Vec<String>,
     branch: Option<String>,
     dirty: bool,
     forks: Option<u32>,
@@ -57,13 +57,20 @@ pub struct Job {
     network: Option<NetworkMode>,
     allow: Vec<String>,
     sandboxes: Vec<String>,
+    secrets: Vec<String>,
     keep: bool,
+    pub(super) set: Vec<(String, String)>,
 }
 
 impl Job {
     /// `repo` is a URL, or a folder of a local repository.
     pub fn new(repo: impl Into<String>, prompt: impl Into<String>) -> Job {
-        Job { repo: repo.into(), prompt: prompt.into(), ..Job::default() }
+        Job { repo: repo.into(), prompts: vec![prompt.into()], ..Job::default() }
+    }
+    /// One more prompt: several are dealt out to the forks.
+    pub fn prompt(mut self, prompt: impl Into<String>) -> Job {
+        self.prompts.push(prompt.into());
+        self
     }
     /// Branch, tag or commit to start from; HEAD or the remote's default branch if not given.
     pub fn branch(mut self, branch: impl Into<String>) -> Job {
@@ -166,6 +173,17 @@ impl Job {
         self.sandboxes.push(id.into());
         self
     }
+    /// A secret of `config.toml` that is put in on the way out, for the hosts that it is bound to.
+    pub fn secret(mut self, name: impl Into<String>) -> Job {
+        self.secrets.push(name.into());
+        self
+    }
+    /// Any setting of docs/configuration.md for this run alone, such as `("sandbox.memory", "1GiB")`,
+    /// `("sandbox.snapshot", "tools")`, `("run.linger", "5m")` or `("agent.allowed_tools", "Read,Bash")`.
+    pub fn set(mut self, key: impl Into<String>, value: impl Into<String>) -> Job {
+        self.set.push((key.into(), value.into()));
+        self
+    }
     /// Keep the sandboxes afterwards, until their deadline.
     pub fn keep(mut self, yes: bool) -> Job {
         self.keep = yes;
@@ -177,13 +195,14 @@ impl Job {
             forks: self.forks.map(|n| n.to_string()),
             model: self.models.clone(),
             sandbox: self.sandboxes.iter().map(SandboxId::new).collect::<Result<_, _>>()?,
+            secret: self.secrets.clone(),
             keep: self.keep,
             ..RunOptions::default()
         };
         let mut settings = settings.clone();
         settings.forks = self.forks.unwrap_or(settings.forks);
         let repo = repo_spec(Some(&self.repo), self.branch.clone(), self.dirty, here)?;
-        let mut spec = options.spec(&settings, repo, std::slice::from_ref(&self.prompt))?;
+        let mut spec = options.spec(&settings, repo, &self.prompts)?;
         let some = |to: &mut Option<String>, from: &Option<String>| {
             if from.is_some() {
                 to.clone_from(from);
@@ -262,6 +281,15 @@ impl ForkOptions {
         self.spec.limits.cpus = Some(cpus);
         self
     }
+    pub fn disk_mb(mut self, mb: u64) -> ForkOptions {
+        self.spec.limits.disk_bytes = Some(mb << 20);
+        self
+    }
+    /// The image that this fork starts from.
+    pub fn image(mut self, image: impl Into<String>) -> ForkOptions {
+        self.spec.root = Some(Root::Image(image.into()));
+        self
+    }
     pub fn capture(mut self, glob: impl Into<String>) -> ForkOptions {
         self.capture.push(glob.into());
         self
@@ -288,9 +316,9 @@ pub struct Run {
 }
 
 impl Run {
-    pub(super) async fn start(yard: Arc<Yard>, job: Job) -> Result<Run> {
+    pub(super) async fn start(yard: Arc<Yard>, settings: &Settings, job: &Job) -> Result<Run> {
         let here = std::env::current_dir().map_err(CliError::from)?;
-        let spec = job.spec(&yard.settings, &here)?;
+        let spec = job.spec(settings, &here)?;
         check(&yard, &spec).await?;
         let id = yard.engine.submit(Yard::new_run_id(), spec, None).await.map_err(engine_error)?;
         let run = Run::new(yard, id);

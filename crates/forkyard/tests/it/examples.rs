@@ -63,6 +63,14 @@ fn sandbox() {
 }
 
 #[test]
+fn sandbox_ids() {
+    says(
+        "sandbox_ids",
+        &["fork 0: success, Some(1)", "fork 1: success", "the first still has 0 files", "destroyed 2"],
+    );
+}
+
+#[test]
 fn agent_with_files() {
     let said = run("agent_with_files");
     assert!(
