@@ -1,12 +1,16 @@
-//! What forks came to, out of the repository that keeps it.
+//! What forks came to, out of the repository that keeps it. On another host than the one that collected it, the store has what
+//! that repository lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forkyard_core::ForkNum;
 use forkyard_core::view::RunView;
+use forkyard_core::{ForkNum, RunId};
+use forkyard_store::{Store, StoreError};
 
-use crate::activities::open_repo;
-use crate::git::{ChangeKind, CommitId, FileChange, Git, GitError, MAX_OUTPUT_BYTES, Repo};
+use crate::activities::{is_url, open_repo};
+use crate::git::{
+    ChangeKind, CommitId, CommitLimits, FileChange, Git, GitError, GitErrorKind, MAX_OUTPUT_BYTES, Repo,
+};
 
 /// A fork's commit and what it started from, in the repository that keeps them.
 pub struct Outcome {
@@ -16,11 +20,83 @@ pub struct Outcome {
 }
 
 /// None: the fork has left no result, or not yet.
-pub async fn outcome(git: &Git, view: &RunView, fork: ForkNum) -> Result<Option<Outcome>, GitError> {
-    let repo = open_repo(git, &view.repo).await?;
+pub async fn outcome(
+    git: &Git,
+    store: &dyn Store,
+    view: &RunView,
+    fork: ForkNum,
+) -> Result<Option<Outcome>, GitError> {
+    let here = match open_repo(git, &view.repo).await {
+        Ok(repo) => kept(git, repo, view, fork).await?,
+        Err(e) if e.kind == GitErrorKind::NotFound && is_url(&view.repo) => None,
+        Err(e) => return Err(e),
+    };
+    match here {
+        Some(outcome) => Ok(Some(outcome)),
+        None => brought(git, store, view, fork).await,
+    }
+}
+
+async fn kept(git: &Git, repo: Repo, view: &RunView, fork: ForkNum) -> Result<Option<Outcome>, GitError> {
     let base = git.kept(&repo, &view.id, "base").await?;
     let commit = git.kept(&repo, &view.id, &fork.to_string()).await?;
     Ok(base.zip(commit).map(|(base, commit)| Outcome { repo, base, commit }))
+}
+
+fn key(run: &RunId, fork: ForkNum) -> String {
+    format!("{run}/result/{fork}")
+}
+
+/// For other hosts: the commits that a fork's result adds to its base, in the store. They go with their run.
+pub(crate) async fn hand_out(
+    git: &Git,
+    store: &dyn Store,
+    run: &RunId,
+    fork: ForkNum,
+    outcome: &Outcome,
+) -> Result<(), GitError> {
+    let Outcome { repo, base, commit } = outcome;
+    let mut data = format!("{base} {commit}\n").into_bytes();
+    if base != commit {
+        data.extend(git.pack(repo, base, commit).await?);
+    }
+    if data.len() as u64 > CommitLimits::default().max_pack_bytes {
+        tracing::warn!(%run, fork, "the result is too large for the store: other hosts will not see it");
+        return Ok(());
+    }
+    store.put_blob(&key(run, fork), &data).await.map_err(|e| away(&e))
+}
+
+/// What another host handed out, brought into this one's cache: checked like the work of a sandbox.
+async fn brought(
+    git: &Git,
+    store: &dyn Store,
+    view: &RunView,
+    fork: ForkNum,
+) -> Result<Option<Outcome>, GitError> {
+    let Some(data) = store.blob(&key(&view.id, fork)).await.map_err(|e| away(&e))? else { return Ok(None) };
+    let corrupt = || GitError::new(GitErrorKind::Corrupt, "what the store has of the result can't be read");
+    let end = data.iter().position(|b| *b == b'\n').ok_or_else(corrupt)?;
+    let head = std::str::from_utf8(&data[..end]).map_err(|_| corrupt())?;
+    let (base, commit) = head.split_once(' ').ok_or_else(corrupt)?;
+    let (base, commit) = (CommitId::new(base)?, CommitId::new(commit)?);
+    let repo = if is_url(&view.repo) {
+        git.fetch(&view.repo, Some(base.as_str())).await?.0
+    } else {
+        open_repo(git, &view.repo).await?
+    };
+    if !git.has(&repo, &commit).await? {
+        let mut quarantine = git.quarantine(&repo, &base).await?;
+        quarantine.take_commits(&commit, data[end + 1..].to_vec(), CommitLimits::default()).await?;
+        quarantine.release().await?;
+    }
+    git.keep(&repo, &view.id, "base", &base).await?;
+    git.keep(&repo, &view.id, &fork.to_string(), &commit).await?;
+    Ok(Some(Outcome { repo, base, commit }))
+}
+
+fn away(e: &StoreError) -> GitError {
+    GitError::new(GitErrorKind::Unavailable, format!("the store: {e}"))
 }
 
 /// Files by forks: what they agree and differ on.
@@ -55,10 +131,15 @@ struct Change {
 type Changes = BTreeMap<String, Change>;
 
 /// Compares those of `forks` that have left a result.
-pub async fn compare(git: &Git, view: &RunView, forks: &[ForkNum]) -> Result<Comparison, GitError> {
+pub async fn compare(
+    git: &Git,
+    store: &dyn Store,
+    view: &RunView,
+    forks: &[ForkNum],
+) -> Result<Comparison, GitError> {
     let mut changes: BTreeMap<ForkNum, Changes> = BTreeMap::new();
     for fork in forks {
-        if let Some(o) = outcome(git, view, *fork).await? {
+        if let Some(o) = outcome(git, store, view, *fork).await? {
             changes.insert(*fork, changes_of(git, &o).await?);
         }
     }

@@ -96,7 +96,7 @@ pub async fn the_changes(place: &dyn Place, view: &RunView, fork: ForkNum) -> Re
 
 impl Yard {
     pub async fn outcome(&self, view: &RunView, fork: ForkNum) -> Result<Outcome> {
-        results::outcome(&self.git, view, fork).await?.ok_or_else(|| none(view, fork))
+        results::outcome(&self.git, &*self.store, view, fork).await?.ok_or_else(|| none(view, fork))
     }
 }
 
@@ -162,7 +162,7 @@ impl Place for Yard {
     }
 
     async fn changes(&self, view: &RunView, fork: ForkNum) -> Result<Option<Changes>> {
-        let Some(o) = results::outcome(&self.git, view, fork).await? else { return Ok(None) };
+        let Some(o) = results::outcome(&self.git, &*self.store, view, fork).await? else { return Ok(None) };
         let files = self.git.diff(&o.repo, &o.base, &o.commit).await?.files;
         Ok(Some(Changes { base: o.base.as_str().into(), commit: o.commit.as_str().into(), files }))
     }
@@ -179,7 +179,7 @@ impl Place for Yard {
         Ok(self.git.log(&o.repo, &o.base, &o.commit, MAX_COMMITS).await?)
     }
     async fn compare(&self, view: &RunView, forks: &[ForkNum]) -> Result<Comparison> {
-        Ok(results::compare(&self.git, view, forks).await?)
+        Ok(results::compare(&self.git, &*self.store, view, forks).await?)
     }
     async fn captured(&self, run: &RunId, fork: ForkNum, path: &str) -> Result<Option<Vec<u8>>> {
         self.store.blob(&captured_key(run, fork, path)).await.map_err(store_error)

@@ -20,6 +20,7 @@ use forkyard_core::sandbox::{
     Labels, Lifetime, Limits, NetworkSpec, ProviderKind, Root, SandboxSpec, Secret,
 };
 use forkyard_core::task::{ErrorClass, Output, Task, TaskError, TaskResult};
+use forkyard_core::view::EngineKind;
 use forkyard_core::{ForkNum, HostId, Millis, Role, RunId, SandboxId, Timestamp};
 use forkyard_sandbox::{ErrorKind, ExecRequest, Provider, Sandbox, SandboxError};
 use forkyard_store::{Store, StoreError};
@@ -31,6 +32,7 @@ use crate::activity::{Activities, Job};
 use crate::git::{Git, GitError, Repo};
 use crate::models::Models;
 use crate::ports::Onlooker;
+use crate::results::{self, Outcome};
 use crate::sweep::{Found, Yard};
 
 pub use worker::Inside;
@@ -232,6 +234,15 @@ impl Hands {
         let commit = crate::git::CommitId::new(&collected.commit).map_err(git_error)?;
         let name = Self::fork(job).to_string();
         self.git.keep(&repo, &job.run, &name, &commit).await.map_err(git_error)?;
+        // The embedded engine's runs are of one host.
+        if job.spec.engine == EngineKind::Temporal
+            && let Some(base) = self.git.kept(&repo, &job.run, "base").await.map_err(git_error)?
+        {
+            let outcome = Outcome { repo, base, commit };
+            results::hand_out(&self.git, &*self.store, &job.run, Self::fork(job), &outcome)
+                .await
+                .map_err(git_error)?;
+        }
         Ok(Output::Published { reference: format!("refs/forkyard/{}/{name}", job.run) })
     }
 

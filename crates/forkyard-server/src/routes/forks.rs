@@ -107,7 +107,7 @@ pub(super) async fn compare_run(
     }
     let chosen = forks.iter().filter(|f| wanted.is_empty() || wanted.contains(&f.fork));
     let ready: Vec<ForkNum> = chosen.filter(|f| f.diff.is_some()).map(|f| f.fork).collect();
-    let compared = results::compare(&app.parts().git, &view, &ready).await?;
+    let compared = results::compare(&app.parts().git, app.store(), &view, &ready).await?;
     if compared.changes.is_empty() {
         return Err(ApiError::new(Code::NoResult, format!("no fork of {} has a result yet", view.id)));
     }
@@ -133,7 +133,7 @@ async fn outcome(app: &App, at: &At) -> Result<(RunView, ForkView, Outcome)> {
     if fork.diff.is_none() {
         return Err(none());
     }
-    let outcome = results::outcome(&app.parts().git, &run, fork.fork).await?.ok_or_else(none)?;
+    let outcome = results::outcome(&app.parts().git, app.store(), &run, fork.fork).await?.ok_or_else(none)?;
     Ok((run, fork, outcome))
 }
 

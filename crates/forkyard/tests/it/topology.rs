@@ -78,7 +78,8 @@ async fn the_compose_file_s_topology_works() {
     let Some(prometheus) = Prometheus::start(w.dir.path(), &config) else { return };
 
     let model = w.model();
-    let repo = w.repo().display().to_string();
+    // A URL, since the workers' hosts fetch it themselves.
+    let repo = format!("file://{}", w.repo().display());
     let args = [
         "fork",
         &repo,
@@ -106,6 +107,14 @@ async fn the_compose_file_s_topology_works() {
         (&"success".into(), Some(4)),
         "{last}"
     );
+
+    // This host has collected nothing, and shows it all the same.
+    let run = last["run"].as_str().unwrap();
+    let seen = |args: &[&str]| tokio::task::block_in_place(|| w.run_with(args, &variables));
+    let diff = seen(&["diff", &format!("{run}/0"), "--stat"]);
+    assert_eq!((diff.code, diff.stdout.as_str()), (0, "M  +1  -0  a.txt\n"), "{}", diff.stderr);
+    let compared = seen(&["compare", run]);
+    assert_eq!(compared.code, 0, "{}", compared.stderr);
 
     for expr in [
         "count(up{job=\"forkyard\"} == 1)",
