@@ -26,11 +26,8 @@ use crate::search;
 use crate::wheel::{Arrived, Frame, Noted, Outcome, SMALL, TaskEnd, Wheel, broken, now, said};
 use crate::wire::{
     ForkStart, ForkSummary, LOGIC, Open, Opened, RunProgress, RunResults, RunStart, Said, Waiting,
-    fork_workflow_id,
+    fork_workflow_id, summary,
 };
-
-/// Of a prompt, this much stands beside a workflow's name.
-const SUMMARY_CHARS: usize = 120;
 
 /// What signals leave for the driver.
 enum Note {
@@ -340,7 +337,7 @@ impl<'a> Driver<'a> {
             plan,
         };
         let prompt = if self.start.sealed { "" } else { &start.plan.spec.prompt };
-        let prompt: String = prompt.chars().take(SUMMARY_CHARS).collect();
+        let prompt = summary(prompt);
         let options = ChildWorkflowOptions::builder()
             .workflow_id(fork_workflow_id(&self.start.run, fork))
             // The run tells its forks when to stop.

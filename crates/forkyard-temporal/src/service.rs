@@ -32,14 +32,12 @@ use crate::codec::Sealed;
 use crate::fork::ForkFlow;
 use crate::run::RunFlow;
 use crate::search;
-use crate::wire::{LOGIC, Pace, RunStart, fork_workflow_id, run_workflow_id};
+use crate::wire::{LOGIC, Pace, RunStart, fork_workflow_id, run_workflow_id, summary};
 
 /// An address that does not answer for this long is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a cleanup may take to end: that of one look.
 const STOP_WAIT: Duration = Duration::from_secs(60);
-/// Of a prompt, this much stands beside a workflow's name.
-const SUMMARY_CHARS: usize = 120;
 
 /// Where the service is and who asks. Secrets are values here: settings read them.
 #[derive(Clone, Default)]
@@ -73,6 +71,9 @@ pub enum ServiceError {
     Unreachable { address: String, why: String },
     #[error("Temporal refused: {0}")]
     Refused(String),
+    /// Of a run's start, and it would be refused again: the run fails by it.
+    #[error("{0}")]
+    Unstartable(String),
     #[error(transparent)]
     Engine(#[from] EngineError),
 }
@@ -274,24 +275,31 @@ impl Service {
         memo.insert("repo", forkyard_engine::git::shown_url(&view.repo));
         memo.insert("forks", view.progress.total_forks);
         let prompt = if self.sealed { "" } else { &view.prompt };
-        let prompt: String = prompt.chars().take(SUMMARY_CHARS).collect();
+        let prompt = summary(prompt);
         let id = run_workflow_id(&view.id);
         let options = WorkflowStartOptions::new(self.task_queue.clone(), id)
             .id_reuse_policy(WorkflowIdReusePolicy::RejectDuplicate)
             .memo(memo)
-            .static_summary(prompt);
+            .static_summary(prompt.to_string());
         let options = match start.searchable {
             true => options.search_attributes(search::at_start(&view.id)).build(),
             false => options.build(),
         };
         match self.client.start_workflow(RunFlow::run, start, options).await {
             Ok(_) | Err(WorkflowStartError::AlreadyStarted { .. }) => Ok(()),
+            Err(WorkflowStartError::Rpc(status)) if is_final(&status) => {
+                Err(ServiceError::Unstartable(format!("Temporal refused to start it: {}", status.message())))
+            }
             Err(e) => Err(self.failed(&e)),
         }
     }
 
     fn failed(&self, e: &(dyn std::error::Error + 'static)) -> ServiceError {
-        ServiceError::Refused(crate::wheel::said(e))
+        let why = crate::wheel::said(e);
+        match is_away(e) {
+            true => ServiceError::Unreachable { address: self.address.clone(), why },
+            false => ServiceError::Refused(why),
+        }
     }
 
     pub fn run_handle(&self, run: &RunId) -> WorkflowHandle<Client, RunFlow> {
@@ -331,7 +339,7 @@ impl Service {
     /// Tells a fork's workflow that messages wait for its agent.
     pub async fn nudge_fork(&self, run: &RunId, fork: ForkNum) -> Result<(), ServiceError> {
         let options = WorkflowSignalOptions::default();
-        forgive(self.fork_handle(run, fork).signal(ForkFlow::message_waiting, (), options).await)
+        self.forgive(self.fork_handle(run, fork).signal(ForkFlow::message_waiting, (), options).await)
     }
     pub async fn tell_spent(
         &self,
@@ -339,7 +347,14 @@ impl Service {
         balance: forkyard_core::budget::Balance,
     ) -> Result<(), ServiceError> {
         let options = WorkflowSignalOptions::default();
-        forgive(self.run_handle(run).signal(RunFlow::spent, balance, options).await)
+        self.forgive(self.run_handle(run).signal(RunFlow::spent, balance, options).await)
+    }
+    /// A workflow that has ended needs to know nothing more.
+    fn forgive(&self, sent: Result<(), WorkflowInteractionError>) -> Result<(), ServiceError> {
+        match sent {
+            Ok(()) | Err(WorkflowInteractionError::NotFound(_)) => Ok(()),
+            Err(e) => Err(self.failed(&e)),
+        }
     }
 
     /// The workflow that looks for orphans on every host; Ok if it is under way already.
@@ -389,12 +404,26 @@ impl Service {
     }
 }
 
-/// A workflow that has ended needs to know nothing more.
-fn forgive(sent: Result<(), WorkflowInteractionError>) -> Result<(), ServiceError> {
-    match sent {
-        Ok(()) | Err(WorkflowInteractionError::NotFound(_)) => Ok(()),
-        Err(e) => Err(ServiceError::Refused(crate::wheel::said(&e))),
+/// Whether the same would be refused again: it is too large, or something in it can't be.
+fn is_final(status: &tonic::Status) -> bool {
+    match status.code() {
+        tonic::Code::InvalidArgument => true,
+        // The other thing that this code means is a quota, which passes.
+        tonic::Code::ResourceExhausted => status.message().contains("larger than max"),
+        _ => false,
     }
+}
+
+/// Whether nobody answered at all, which is not about what was asked.
+fn is_away(e: &(dyn std::error::Error + 'static)) -> bool {
+    let mut e = Some(e);
+    while let Some(error) = e {
+        if let Some(status) = error.downcast_ref::<tonic::Status>() {
+            return status.code() == tonic::Code::Unavailable;
+        }
+        e = error.source();
+    }
+    false
 }
 
 #[cfg(test)]

@@ -36,6 +36,33 @@ pub fn host_queue(queue: &str, host: &HostId) -> String {
     format!("{queue}/host/{host}")
 }
 
+/// Of a prompt, this much stands beside a workflow's name; the service takes 400 bytes.
+const SUMMARY_CHARS: usize = 120;
+const SUMMARY_BYTES: usize = 240;
+
+/// The beginning of a prompt.
+pub fn summary(prompt: &str) -> &str {
+    let end = prompt.char_indices().nth(SUMMARY_CHARS).map_or(prompt.len(), |(at, _)| at);
+    &prompt[..prompt.floor_char_boundary(end.min(SUMMARY_BYTES))]
+}
+
+/// Temporal refuses a payload over 2 MiB; what else is in a run's start, and in the tasks that carry its prompts, fits beside this.
+const MAX_SPEC_BYTES: usize = 2 * 1024 * 1024 - 64 * 1024;
+
+/// Whether a run's start is one that Temporal takes; if not, what to change.
+pub fn check_size(spec: &RunSpec) -> Result<(), String> {
+    let bytes = serde_json::to_vec(spec).map_err(|e| e.to_string())?.len();
+    if bytes <= MAX_SPEC_BYTES {
+        return Ok(());
+    }
+    Err(format!(
+        "the run has {} KB of prompts and settings, and Temporal takes {} KB: put long texts into files of the repository, or \
+         start fewer forks with prompts of their own",
+        bytes.div_ceil(1024),
+        MAX_SPEC_BYTES / 1024
+    ))
+}
+
 /// Times that a run's workflows keep, whoever carries them out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pace {
@@ -243,4 +270,27 @@ pub struct Tell {
     /// The same for every try.
     pub key: String,
     pub at: Timestamp,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_temporal_would_refuse_is_refused_with_the_fix() {
+        let spec = |forks: u32| RunSpec::new("/repo", "x".repeat(200 << 10), "m", forks);
+        check_size(&spec(9)).unwrap();
+        let e = check_size(&spec(10)).unwrap_err();
+        assert!(
+            e.contains("2001 KB") && e.contains("1984 KB") && e.contains("files of the repository"),
+            "{e}"
+        );
+    }
+
+    #[test]
+    fn a_summary_is_short_in_every_script() {
+        assert_eq!(summary("add a line"), "add a line");
+        assert_eq!(summary(&"a".repeat(500)).len(), 120);
+        assert_eq!(summary(&"\u{1f980}".repeat(500)).len(), 240);
+    }
 }

@@ -36,7 +36,7 @@ fn service_error(e: ServiceError) -> CliError {
         ServiceError::Unreachable { .. } => CliError::failure(e.to_string()).hint(
             "start the service, or say where it is: --set temporal.address=HOST:PORT, or TEMPORAL_ADDRESS",
         ),
-        ServiceError::Refused(_) => {
+        ServiceError::Refused(_) | ServiceError::Unstartable(_) => {
             CliError::failure(e.to_string()).hint("look at temporal.namespace and at the service's own log")
         }
         ServiceError::Engine(e) => engine_error(e),
@@ -79,7 +79,7 @@ pub async fn submit(yard: &Yard, spec: RunSpec) -> Result<(RunId, Option<String>
         EngineKind::Embedded => Ok((yard.engine.submit(id, spec, None).await.map_err(engine_error)?, None)),
         EngineKind::Temporal => {
             let service = connect(yard).await?;
-            let engine = TemporalEngine::new(yard.store.clone(), Arc::new(yard.engine.clone()), service);
+            let engine = TemporalEngine::new(yard.engine.clone(), service);
             let id = engine.submit(id, spec, None).await.map_err(engine_error)?;
             let attended = engine.service().has_workers().await.map_err(service_error)?;
             let notice = (!attended).then(|| unattended(&id, &yard.settings));
