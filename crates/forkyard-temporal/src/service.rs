@@ -17,12 +17,10 @@ use temporalio_client::{
 };
 use temporalio_common::MemoValues;
 use temporalio_common::data_converters::{DataConverter, DefaultFailureConverter, PayloadConverter};
-use temporalio_common::protos::temporal::api::enums::v1::{IndexedValueType, TaskQueueType};
+use temporalio_common::protos::temporal::api::enums::v1::IndexedValueType;
 use temporalio_common::protos::temporal::api::operatorservice::v1::{
     AddSearchAttributesRequest, ListSearchAttributesRequest,
 };
-use temporalio_common::protos::temporal::api::taskqueue::v1::TaskQueue;
-use temporalio_common::protos::temporal::api::workflowservice::v1::DescribeTaskQueueRequest;
 use temporalio_common::telemetry::metrics::{CoreMeter, NewAttributes, TemporalMeter};
 use temporalio_common::telemetry::{TaskQueueLabelStrategy, TelemetryOptions};
 use tonic::IntoRequest;
@@ -38,6 +36,8 @@ use crate::wire::{LOGIC, Pace, RunStart, fork_workflow_id, run_workflow_id, summ
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a cleanup may take to end: that of one look.
 const STOP_WAIT: Duration = Duration::from_secs(60);
+/// A worker answers a question about a workflow within this, if there is one.
+const QUERY_WAIT: Duration = Duration::from_secs(5);
 
 /// Where the service is and who asks. Secrets are values here: settings read them.
 #[derive(Clone, Default)]
@@ -82,6 +82,14 @@ impl From<forkyard_store::StoreError> for ServiceError {
     fn from(e: forkyard_store::StoreError) -> ServiceError {
         ServiceError::Engine(e.into())
     }
+}
+
+/// The cleanup that is under way now.
+pub struct CleanupStarted {
+    /// There was none before.
+    pub anew: bool,
+    /// How often it looks; None: nobody is there to say.
+    pub interval: Option<Millis>,
 }
 
 /// A connection to the service.
@@ -357,50 +365,54 @@ impl Service {
         }
     }
 
-    /// The workflow that looks for orphans on every host; Ok if it is under way already.
-    pub async fn start_cleanup(&self, interval: Millis, max_age: Millis) -> Result<(), ServiceError> {
-        let start = CleanupStart { interval, max_age, stats: SweepStats::default() };
+    /// The workflow that looks for orphans on every host. One that is under way stays as it is.
+    pub async fn start_cleanup(
+        &self,
+        interval: Millis,
+        max_age: Millis,
+    ) -> Result<CleanupStarted, ServiceError> {
+        let start = CleanupStart { logic: LOGIC, interval, max_age, stats: SweepStats::default() };
         let options =
             WorkflowStartOptions::new(self.task_queue.clone(), cleanup_workflow_id(&self.task_queue))
-                .id_conflict_policy(WorkflowIdConflictPolicy::UseExisting)
+                .id_conflict_policy(WorkflowIdConflictPolicy::Fail)
                 .static_summary("looks for orphaned sandboxes".to_string())
                 .build();
         match self.client.start_workflow(CleanupFlow::run, start, options).await {
-            Ok(_) | Err(WorkflowStartError::AlreadyStarted { .. }) => Ok(()),
+            Ok(_) => Ok(CleanupStarted { anew: true, interval: Some(interval) }),
+            Err(WorkflowStartError::AlreadyStarted { .. }) => {
+                let asked = self.cleanup_handle().query(CleanupFlow::interval, (), Default::default());
+                let answer = tokio::time::timeout(QUERY_WAIT, asked).await;
+                Ok(CleanupStarted { anew: false, interval: answer.ok().and_then(Result::ok) })
+            }
             Err(e) => Err(self.failed(&e)),
         }
     }
 
-    /// Stops it and waits for what it has done; None if none is under way.
-    pub async fn stop_cleanup(&self) -> Result<Option<SweepStats>, ServiceError> {
-        let handle: WorkflowHandle<Client, CleanupFlow> = self.handle(cleanup_workflow_id(&self.task_queue));
-        match handle.signal(CleanupFlow::stop, (), WorkflowSignalOptions::default()).await {
-            Ok(()) => {}
-            Err(WorkflowInteractionError::NotFound(_)) => return Ok(None),
-            Err(e) => return Err(self.failed(&e)),
+    fn cleanup_handle(&self) -> WorkflowHandle<Client, CleanupFlow> {
+        self.handle(cleanup_workflow_id(&self.task_queue))
+    }
+
+    /// False if none is under way.
+    pub async fn tell_cleanup_to_stop(&self) -> Result<bool, ServiceError> {
+        let options = WorkflowSignalOptions::default();
+        match self.cleanup_handle().signal(CleanupFlow::stop, (), options).await {
+            Ok(()) => Ok(true),
+            Err(WorkflowInteractionError::NotFound(_)) => Ok(false),
+            Err(e) => Err(self.failed(&e)),
         }
+    }
+
+    /// What a cleanup that was told to stop has done, once it has ended.
+    pub async fn cleanup_result(&self) -> Result<SweepStats, ServiceError> {
+        let handle = self.cleanup_handle();
         match tokio::time::timeout(STOP_WAIT, handle.get_result(Default::default())).await {
-            Ok(Ok(stats)) => Ok(Some(stats)),
+            Ok(Ok(stats)) => Ok(stats),
             Ok(Err(e)) => Err(self.failed(&e)),
             Err(_) => Err(ServiceError::Refused(format!(
                 "the cleanup was told to stop, but no worker has heard of it within {} s",
                 STOP_WAIT.as_secs()
             ))),
         }
-    }
-
-    /// Whether somebody polls the task queue that runs are started on.
-    pub async fn has_workers(&self) -> Result<bool, ServiceError> {
-        let request = DescribeTaskQueueRequest {
-            namespace: self.client.options().namespace.clone(),
-            task_queue: Some(TaskQueue { name: self.task_queue.clone(), ..Default::default() }),
-            task_queue_type: TaskQueueType::Workflow as i32,
-            ..Default::default()
-        };
-        let mut service = self.client.connection().workflow_service();
-        let answer = service.describe_task_queue(request.into_request()).await;
-        let answer = answer.map_err(|e| ServiceError::Refused(e.message().to_string()))?.into_inner();
-        Ok(!answer.pollers.is_empty())
     }
 }
 

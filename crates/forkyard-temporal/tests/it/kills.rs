@@ -152,7 +152,8 @@ async fn write_fixtures() {
     let talked = talk(&rig, &service).await;
     service.start_cleanup(Millis::secs(1), Millis::minutes(60)).await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
-    service.stop_cleanup().await.unwrap().unwrap();
+    assert!(service.tell_cleanup_to_stop().await.unwrap());
+    service.cleanup_result().await.unwrap();
     let folder = super::replay::fixtures(LOGIC);
     assert!(!folder.exists(), "{} is there: what was released is never changed", folder.display());
     std::fs::create_dir_all(&folder).unwrap();

@@ -144,6 +144,56 @@ fn what_is_not_there_is_named() {
     assert_eq!(ran.code, 2, "{}", ran.stderr);
     assert!(ran.stderr.contains("temporal.api_key") && !ran.stderr.contains("sk-secret"), "{}", ran.stderr);
     assert_eq!(w.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 0, "nothing was stored");
+
+    let Some(server) = Temporal::start() else { return };
+    let _worker = worker_at(&w, &server);
+    let run = w.started();
+    server.kill();
+    let address = server.address();
+    let old = format!("Temporal at {address} does not answer: shown as last recorded");
+    for args in [&["status", &run][..], &["status", &format!("{run}/0")], &["list"]] {
+        let ran = w.run(args);
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        assert!(ran.stderr.contains(&old) && ran.stdout.contains(&run), "{}{}", ran.stdout, ran.stderr);
+    }
+    assert_eq!(w.json(&["status", &run, "--json"])["notice"], json!(old));
+    assert_eq!(w.json(&["list", "--json"])["notice"], json!(old));
+    let stored = format!("it is stored; it will be heard when Temporal at {address} is back");
+    for args in [&["pause", &run][..], &["resume", &run], &["message", &run, "hello"], &["cancel", &run]] {
+        let ran = w.run(args);
+        assert_eq!(ran.code, 0, "{args:?}: {}", ran.stderr);
+        assert!(ran.stdout.contains(&stored), "{args:?}: {}{}", ran.stdout, ran.stderr);
+    }
+    server.restart();
+    until("it is heard", || w.json(&["status", &run, "--json"])["outcome"] == json!("cancelled"));
+}
+
+/// The service remembers the polls of a dead worker for minutes.
+#[test]
+fn a_worker_that_was_killed_is_missed_at_once() {
+    let Some(server) = Temporal::start() else { return };
+    let w = World::with_commit();
+    let mut worker = worker_at(&w, &server);
+    w.ended(&[]);
+    worker.0.kill().unwrap();
+    worker.0.wait().unwrap();
+    let nobody = "No worker polls the task queue sandbox-orchestration";
+    let ran = w.fork(&["--no-wait"]);
+    assert!(ran.stdout.contains(nobody), "{}{}", ran.stdout, ran.stderr);
+    let listed = w.json(&["list", "--json", "--live"]);
+    let run = listed["runs"][0]["id"].as_str().unwrap();
+    assert!(listed["notice"].as_str().unwrap().contains(nobody), "{listed}");
+    let ran = w.run(&["status", run]);
+    assert!(ran.stderr.contains(nobody), "{}{}", ran.stdout, ran.stderr);
+    let commands = [&["pause", run][..], &["resume", run], &["cancel", run], &["cleanup"], &["stop-cleanup"]];
+    for args in commands {
+        let ran = w.run(args);
+        assert_eq!(ran.code, 0, "{args:?}: {}", ran.stderr);
+        assert!(ran.stdout.contains(nobody), "{args:?}: {}{}", ran.stdout, ran.stderr);
+        assert!(!ran.stdout.contains("forkyard resume"), "that would bring nobody: {}", ran.stdout);
+    }
+    let _next = self::worker(&w);
+    until("it is heard", || w.json(&["status", run, "--json"])["outcome"] == json!("cancelled"));
 }
 
 #[test]
@@ -157,7 +207,7 @@ fn a_run_waits_for_its_first_worker() {
     let listed = w.json(&["list", "--json"]);
     let run = listed["runs"][0]["id"].as_str().unwrap();
     let ran = w.run(&["pause", run]);
-    assert!(ran.stdout.contains("Nobody drives"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("It is stored. No worker polls"), "{}", ran.stdout);
     assert_eq!(w.run(&["resume", "--no-wait", run]).code, 0);
     let _worker = worker(&w);
     until("it ends", || w.json(&["status", run, "--json"])["outcome"] == json!("success"));
@@ -172,10 +222,17 @@ fn orphans_are_looked_for_on_every_host_until_that_is_stopped() {
     assert_eq!(w.run(&["stop-cleanup"]).code, 2, "there is none yet");
     let ran = w.run(&["cleanup", "--interval", "1s"]);
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("forkyard stop-cleanup --engine temporal"), "{}", ran.stdout);
     let stats = || query(&server, "forkyard/cleanup/sandbox-orchestration", "stats");
     until("it has looked", || stats()["last_cleanup"].is_u64());
     assert_eq!((&stats()["running"], &stats()["last_error"]), (&json!(true), &Value::Null));
+    let ran = w.run(&["cleanup", "--interval", "5m"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("under way already: every host looks every 1.0s"), "{}", ran.stdout);
     let ran = w.run(&["stop-cleanup", "--json"]);
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
     assert_eq!(stats()["running"], json!(false));
+    let ran = w.run(&["stop-cleanup"]);
+    assert_eq!(ran.code, 2, "it has stopped: {}", ran.stdout);
+    assert!(ran.stderr.contains("no cleanup is under way"), "{}", ran.stderr);
 }
