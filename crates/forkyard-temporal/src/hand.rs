@@ -22,7 +22,7 @@ use temporalio_sdk::activities::{ActivityContext, ActivityError};
 use tokio_util::sync::CancellationToken;
 
 use crate::cleanup::Swept;
-use crate::wire::{Ask, Beat, Look, Open, Opened, Perform, Performed, Record, Tell, Waiting};
+use crate::wire::{Ask, Beat, Look, Open, Opened, Perform, Performed, Record, Tell, Waiting, in_brief};
 
 /// This worker can't or may not do it; another one can, or this one later.
 pub const REFUSED: &str = "Refused";
@@ -438,7 +438,7 @@ impl Hand {
             (true, TaskKind::RunAgent) => self.store.balance(&run).await.ok(),
             _ => None,
         };
-        Ok(Performed { host: self.config.host.clone(), result, balance })
+        Ok(Performed { host: self.config.host.clone(), result: in_brief(result), balance })
     }
 
     /// Room for the fork on this host. One that lives already does not wait.

@@ -380,7 +380,8 @@ impl Service {
         match self.client.start_workflow(CleanupFlow::run, start, options).await {
             Ok(_) => Ok(CleanupStarted { anew: true, interval: Some(interval) }),
             Err(WorkflowStartError::AlreadyStarted { .. }) => {
-                let asked = self.cleanup_handle().query(CleanupFlow::interval, (), Default::default());
+                let handle = self.cleanup_handle();
+                let asked = handle.query(CleanupFlow::interval, (), Default::default());
                 let answer = tokio::time::timeout(QUERY_WAIT, asked).await;
                 Ok(CleanupStarted { anew: false, interval: answer.ok().and_then(Result::ok) })
             }

@@ -5,19 +5,24 @@ use forkyard_core::budget::Balance;
 use forkyard_core::fork::{ForkPlan, ForkResult};
 use forkyard_core::run::Command;
 use forkyard_core::spec::RunSpec;
-use forkyard_core::task::{Task, TaskResult, Wish};
+use forkyard_core::task::{Output, Task, TaskResult, Wish};
 use forkyard_core::view::{ForkOutcome, Progress, RunOutcome, View};
-use forkyard_core::{Attempt, ForkNum, HostId, Millis, RunId, Timestamp};
+use forkyard_core::{Attempt, ForkNum, HostId, Millis, RunId, SandboxId, Timestamp};
 use forkyard_store::{CommandId, LeaseToken, NewEvent};
 use serde::{Deserialize, Serialize};
 
 /// What the workflows of this release do with an input. A release that would do something else for the same history has a
 /// larger number, and still knows how to drive the smaller ones.
-pub const LOGIC: u32 = 3;
+///
+/// Every number has histories of real runs in `tests/fixtures/logicN`, which all later releases replay. The test `write_fixtures`
+/// writes those of this one, once: `cargo nextest run -p forkyard-temporal --run-ignored only write_fixtures`.
+pub const LOGIC: u32 = 4;
 /// From here on a fork does not count the tasks that nobody took as losses.
 pub const FORGIVING: u32 = 2;
 /// From here on a workflow that is cancelled while it waits hears it at once, not with whatever comes next.
 pub const ATTENTIVE: u32 = 3;
+/// From here on a fork says to the service's search which phase it is in, not only how it ended.
+pub const TELLING: u32 = 4;
 
 /// Names that Temporal's users see.
 pub fn run_workflow_id(run: &RunId) -> String {
@@ -43,7 +48,7 @@ const SUMMARY_BYTES: usize = 240;
 /// The beginning of a prompt.
 pub fn summary(prompt: &str) -> &str {
     let end = prompt.char_indices().nth(SUMMARY_CHARS).map_or(prompt.len(), |(at, _)| at);
-    &prompt[..prompt.floor_char_boundary(end.min(SUMMARY_BYTES))]
+    beginning(prompt, end.min(SUMMARY_BYTES))
 }
 
 /// Temporal refuses a payload over 2 MiB; what else is in a run's start, and in the tasks that carry its prompts, fits beside this.
@@ -131,6 +136,9 @@ pub struct RunResults {
     pub successful: u32,
     pub failed: u32,
     pub total_cost_usd: f64,
+    /// From its submission to its end, or to what happened last.
+    #[serde(default)]
+    pub total_duration_seconds: u64,
     pub results: Vec<ForkSummary>,
 }
 
@@ -144,7 +152,33 @@ pub struct ForkSummary {
     pub input_tokens: u64,
     pub output_tokens: u64,
     pub duration_seconds: u64,
+    #[serde(default)]
+    pub sandbox_id: Option<SandboxId>,
+    /// The beginning of what its agent said last.
+    #[serde(default)]
+    pub output: String,
     pub error: Option<String>,
+}
+
+/// Of an agent's last words, this much stands in a line of the results.
+const MAX_OUTPUT_BYTES: usize = 1 << 10;
+
+impl ForkSummary {
+    pub fn of(r: &ForkResult) -> ForkSummary {
+        let report = r.report.clone().unwrap_or_default();
+        ForkSummary {
+            fork_num: r.fork,
+            status: r.outcome,
+            verified: r.verified(),
+            cost_usd: report.cost.as_dollars(),
+            input_tokens: report.tokens.input,
+            output_tokens: report.tokens.output,
+            duration_seconds: r.driven.0 / 1000,
+            sandbox_id: r.sandbox.clone(),
+            output: beginning(&report.final_response, MAX_OUTPUT_BYTES).to_string(),
+            error: r.error.clone(),
+        }
+    }
 }
 
 /// The answer to a run's query `progress`.
@@ -153,6 +187,7 @@ pub struct RunProgress {
     #[serde(flatten)]
     pub progress: Progress,
     pub status: String,
+    /// What forks that ended have cost; with a budget, what is spent as far as the workflow was told.
     pub total_cost_usd: f64,
     pub paused: bool,
     pub cancelled: bool,
@@ -213,6 +248,26 @@ pub struct Performed {
     pub result: TaskResult,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub balance: Option<Balance>,
+}
+
+/// Of an agent's last words, this much goes into histories, which carry them several times. The journal has all of them.
+pub const MAX_WORDS_BYTES: usize = 2 << 10;
+
+/// A result as histories carry it.
+pub fn in_brief(mut result: TaskResult) -> TaskResult {
+    let report = match &mut result {
+        Ok(Output::Agent(report)) => Some(report),
+        Ok(_) => None,
+        Err(e) => e.partial.as_mut(),
+    };
+    if let Some(report) = report {
+        report.final_response = beginning(&report.final_response, MAX_WORDS_BYTES).to_string();
+    }
+    result
+}
+
+fn beginning(text: &str, max_bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(max_bytes)]
 }
 
 /// What a worker's heartbeat says.

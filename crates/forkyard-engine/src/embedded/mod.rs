@@ -194,7 +194,7 @@ impl Embedded {
         // No fork begins: there is no room to share.
         let config = EmbeddedConfig { places: None, ..config.clone() };
         let activities = Arc::new(Refusing(why.to_string()));
-        let refusing = Embedded::new(store.clone(), activities, models.clone(), clock.clone(), config);
+        let refusing = Embedded::new(store.clone(), activities, models.clone(), *clock, config);
         refusing.drive_with(run, lease, stop, Scope::Anywhere).await.map(Some)
     }
 
