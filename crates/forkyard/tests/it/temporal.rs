@@ -70,6 +70,11 @@ fn a_run_is_steered_by_commands_and_by_signals() {
     server.cli(&["workflow", "signal", "--workflow-id", &id, "--name", "resume"]).unwrap();
     until("it goes on", || !paused());
     until("readers know it", || w.json(&["status", &run, "--json"])["paused"] == json!(false));
+    until("the service's search knows its forks' phase", || {
+        let query = format!("ForkyardRun = \"{run}\" AND ForkyardStatus = \"agent\"");
+        let found = server.cli(&["workflow", "list", "--query", &query, "-o", "json"]).unwrap();
+        found.contains(&format!("{id}/0"))
+    });
     let status = query(&server, &format!("{id}/0"), "status");
     assert_eq!(status["phase"], "agent", "{status}");
     // A worker that is stopped hands back what it does, and the next one goes on with it.
