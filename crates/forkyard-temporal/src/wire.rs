@@ -343,6 +343,34 @@ mod tests {
     }
 
     #[test]
+    fn of_last_words_the_beginning_travels() {
+        use forkyard_core::task::{AgentReport, ErrorClass, TaskError};
+        let report = || AgentReport { final_response: "ä".repeat(32 << 10), turns: 3, ..Default::default() };
+        let done = in_brief(Ok(Output::Agent(report())));
+        let Ok(Output::Agent(done)) = done else { panic!("{done:?}") };
+        assert_eq!((done.final_response.len(), done.turns), (MAX_WORDS_BYTES, 3));
+        let mut failed = TaskError::new(ErrorClass::Permanent, "it stopped");
+        failed.partial = Some(report());
+        let partial = in_brief(Err(failed)).unwrap_err().partial.unwrap();
+        assert_eq!(partial.final_response.len(), MAX_WORDS_BYTES);
+        assert_eq!(in_brief(Ok(Output::Healthy)), Ok(Output::Healthy));
+    }
+
+    #[test]
+    fn results_of_older_releases_are_read() {
+        let old = serde_json::json!({
+            "outcome": "success", "winner": 0, "ranking": [0], "total_forks": 1, "successful": 1, "failed": 0,
+            "total_cost_usd": 0.5,
+            "results": [{
+                "fork_num": 0, "status": "success", "verified": true, "cost_usd": 0.5, "input_tokens": 1,
+                "output_tokens": 2, "duration_seconds": 3, "error": null,
+            }],
+        });
+        let read: RunResults = serde_json::from_value(old).unwrap();
+        assert_eq!((read.total_duration_seconds, read.results[0].sandbox_id.as_ref()), (0, None));
+    }
+
+    #[test]
     fn a_summary_is_short_in_every_script() {
         assert_eq!(summary("add a line"), "add a line");
         assert_eq!(summary(&"a".repeat(500)).len(), 120);

@@ -45,6 +45,10 @@ fn the_demo_runs_on_temporal() {
     let run = listed["runs"][0]["id"].as_str().unwrap_or_else(|| panic!("{listed}"));
     let results = query(&server, &format!("forkyard/{run}"), "results");
     assert_eq!((&results["outcome"], &results["total_forks"]), (&json!("success"), &json!(4)), "{results}");
+    assert!(results["total_duration_seconds"].is_u64(), "{results}");
+    for fork in results["results"].as_array().unwrap() {
+        assert!(fork["sandbox_id"].is_string() && fork["output"].as_str() > Some(""), "{fork}");
+    }
     let progress = query(&server, &format!("forkyard/{run}"), "progress");
     assert_eq!((&progress["status"], &progress["in_progress"]), (&json!("ended"), &json!(0)), "{progress}");
     // Nothing is left of it.
@@ -199,6 +203,21 @@ fn a_worker_that_was_killed_is_missed_at_once() {
     }
     let _next = self::worker(&w);
     until("it is heard", || w.json(&["status", run, "--json"])["outcome"] == json!("cancelled"));
+}
+
+/// Histories carry the beginning of what an agent says at its end.
+#[test]
+fn last_words_are_shown_whole() {
+    let Some(server) = Temporal::start() else { return };
+    let w = World::with_commit();
+    let _worker = worker_at(&w, &server);
+    let words = "A long story. ".repeat(1000);
+    w.write(&w.script(), &format!("name = \"talks\"\n[[turn]]\ntext = \"{words}\"\n"));
+    let run = w.ended(&["-f", "1"]);
+    let shown = w.json(&["status", &run, "--json"]);
+    assert_eq!(shown["results"][0]["final_response"].as_str().map(str::trim), Some(words.trim()));
+    let results = query(&server, &format!("forkyard/{run}"), "results");
+    assert_eq!(results["results"][0]["output"], json!(words[..1024]));
 }
 
 #[test]
