@@ -52,17 +52,17 @@ pub fn summary(prompt: &str) -> &str {
 }
 
 /// Temporal refuses a payload over 2 MiB; what else is in a run's start, and in the tasks that carry its prompts, fits beside this.
-const MAX_SPEC_BYTES: usize = 2 * 1024 * 1024 - 64 * 1024;
+pub const MAX_SPEC_BYTES: usize = 2 * 1024 * 1024 - 64 * 1024;
 
-/// Whether a run's start is one that Temporal takes; if not, what to change.
-pub fn check_size(spec: &RunSpec) -> Result<(), String> {
-    let bytes = serde_json::to_vec(spec).map_err(|e| e.to_string())?.len();
+/// Whether Temporal takes a run, or forks that are added to one; if not, what to change.
+pub fn check_size(asked: &impl Serialize) -> Result<(), String> {
+    let bytes = serde_json::to_vec(asked).map_err(|e| e.to_string())?.len();
     if bytes <= MAX_SPEC_BYTES {
         return Ok(());
     }
     Err(format!(
-        "the run has {} KB of prompts and settings, and Temporal takes {} KB: put long texts into files of the repository, or \
-         start fewer forks with prompts of their own",
+        "the forks have {} KB of prompts and settings together, and Temporal takes {} KB: put long texts into files of the \
+         repository, or ask for fewer forks",
         bytes.div_ceil(1024),
         MAX_SPEC_BYTES / 1024
     ))
