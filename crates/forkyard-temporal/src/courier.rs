@@ -144,8 +144,7 @@ impl Courier {
     /// Whether nobody drives it any more.
     async fn about(&self, run: &RunView, told: &mut Told) -> Result<bool, ServiceError> {
         if !told.started {
-            // Whoever stored it may have ended before it could start the workflow.
-            if run.status == RunStatus::Pending {
+            if self.has_no_workflow(run).await? {
                 self.service.start(&*self.store, &run.id).await?;
             }
             told.started = true;
@@ -162,6 +161,19 @@ impl Courier {
         let wait = if driven == Driven::Forks { LOOK_AGAIN } else { LOOK_EVERY };
         told.look_at = Some(Instant::now() + wait);
         Ok(driven == Driven::Nobody)
+    }
+
+    /// Whoever stored it may have ended before it could start the workflow; and whoever was to fail it, before it had failed.
+    async fn has_no_workflow(&self, run: &RunView) -> Result<bool, ServiceError> {
+        Ok(match run.status {
+            RunStatus::Pending => true,
+            // A workflow that has begun has the lease for as long as it lives.
+            RunStatus::Preparing | RunStatus::Finishing => {
+                let holder = self.store.holder(&run.id).await?;
+                holder.is_none_or(|h| h.owner != run_workflow_id(&run.id))
+            }
+            RunStatus::Running | RunStatus::Ended => false,
+        })
     }
 
     /// Which of its workflows has not been ended, by itself or by others. A fork whose run's workflow is gone is asked to cancel, and
