@@ -225,6 +225,11 @@ fn a_run_waits_for_its_first_worker() {
     let Some(server) = Temporal::start() else { return };
     let w = World::with_commit();
     world(&w, &server);
+    let long = w.dir.path().join("long.txt");
+    w.write(&long, &"x".repeat(250 << 10));
+    let ran = w.fork(&["--prompt-file", long.to_str().unwrap(), "-f", "20", "--no-wait"]);
+    assert_eq!(ran.code, 2, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stderr.contains("Temporal takes 1984 KB"), "{}", ran.stderr);
     let ran = w.fork(&["--no-wait"]);
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
     assert!(ran.stdout.contains("No worker polls the task queue sandbox-orchestration"), "{}", ran.stdout);
