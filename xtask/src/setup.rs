@@ -42,6 +42,11 @@ const PACKAGES: &[Package] = &[
     },
     Package { name: "docker.io", probe: Probe::Program("dockerd"), why: "the docker provider" },
     Package {
+        name: "docker-compose",
+        probe: Probe::Program("docker-compose"),
+        why: "reads deploy/compose.yaml as its users do",
+    },
+    Package {
         name: "docker-registry",
         probe: Probe::Program("docker-registry"),
         why: "images that are pulled, on loopback",

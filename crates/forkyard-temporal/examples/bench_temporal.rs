@@ -207,7 +207,7 @@ async fn temporal(service: &Service) -> Result<Bench, Failure> {
             std::process::exit(1);
         }
     });
-    let engine = TemporalEngine::new(p.store.clone(), Arc::new(p.desk), service.clone());
+    let engine = TemporalEngine::new(p.desk, service.clone());
     Ok(Bench { name: "temporal", store: p.store, engine: Arc::new(engine) })
 }
 

@@ -30,6 +30,9 @@ const HOST_WAIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CleanupStart {
+    /// 0: of a release before cleanups had one.
+    #[serde(default)]
+    pub logic: u32,
     pub interval: Millis,
     pub max_age: Millis,
     /// What was done before the history was begun anew.
@@ -62,6 +65,7 @@ impl CleanupFlow {
     #[run(name = "ForkyardCleanup")]
     pub async fn run(ctx: &mut WorkflowContext<Self>) -> WorkflowResult<SweepStats> {
         let start = ctx.state(|s| s.start.clone());
+        crate::run::check_logic(start.logic)?;
         for _ in 0..LOOKS {
             Self::look(ctx, start.max_age).await;
             let interval = start.interval.as_duration().max(Duration::from_secs(1));
@@ -96,6 +100,10 @@ impl CleanupFlow {
     #[query]
     pub fn stats(&self, _ctx: &WorkflowContextView) -> SweepStats {
         self.stats.clone()
+    }
+    #[query]
+    pub fn interval(&self, _ctx: &WorkflowContextView) -> Millis {
+        self.start.interval
     }
 }
 

@@ -21,7 +21,7 @@ use crate::wire::{fork_workflow_id, run_workflow_id};
 /// A busy store changes all the time: it is looked through this often at most.
 const EVERY: Duration = Duration::from_millis(100);
 /// And this often at least.
-const AT_LEAST: Duration = Duration::from_secs(2);
+const AT_LEAST: Duration = Duration::from_secs(1);
 /// How often this process says that it is there.
 const ANNOUNCE: Duration = Duration::from_secs(1);
 /// A nudge that had no effect is given again after this: its workflow may have been busy failing.
@@ -43,6 +43,8 @@ struct Told {
     money: Option<Instant>,
     /// When its workflow is looked at next.
     look_at: Option<Instant>,
+    /// Something was refused about it: it is let be until then.
+    rests_until: Option<Instant>,
     warned: BTreeSet<Option<u32>>,
 }
 
@@ -66,25 +68,35 @@ pub struct Courier {
 impl Courier {
     /// Until `stop`.
     pub async fn carry(&self, stop: CancellationToken) {
+        tokio::select! {
+            () = self.announce() => {}
+            () = self.rounds(stop) => {}
+        }
+    }
+
+    /// On its own: a service that does not answer holds up the rounds, and this process is there all the same.
+    async fn announce(&self) {
+        loop {
+            if let Err(e) = self.store.announce(&self.process, ANNOUNCE * 5).await {
+                tracing::warn!("could not announce this process: {e}");
+            }
+            tokio::time::sleep(ANNOUNCE).await;
+        }
+    }
+
+    async fn rounds(&self, stop: CancellationToken) {
         let mut told: BTreeMap<RunId, Told> = BTreeMap::new();
         let mut watch = self.store.watch(None);
-        let mut announced: Option<Instant> = None;
         let mut ending = JoinSet::new();
         loop {
             while ending.try_join_next().is_some() {}
-            if announced.is_none_or(|at| at.elapsed() >= ANNOUNCE) {
-                match self.store.announce(&self.process, ANNOUNCE * 5).await {
-                    Ok(()) => announced = Some(Instant::now()),
-                    Err(e) => tracing::warn!("could not announce this process: {e}"),
-                }
-            }
             if let Err(e) = self.round(&mut told, &mut ending, &stop).await {
                 tracing::warn!("news could not be carried to Temporal, trying again: {e}");
             }
             let wait = async {
                 tokio::select! {
                     () = watch.changed() => {}
-                    () = tokio::time::sleep(ANNOUNCE.min(AT_LEAST)) => {}
+                    () = tokio::time::sleep(AT_LEAST) => {}
                 }
                 tokio::time::sleep(EVERY).await;
             };
@@ -96,6 +108,7 @@ impl Courier {
         }
     }
 
+    /// What is refused about one run keeps nothing from the others; a service or a store that is away is away for all.
     async fn round(
         &self,
         told: &mut BTreeMap<RunId, Told>,
@@ -107,9 +120,23 @@ impl Courier {
             self.store.runs(&query).await?.into_iter().filter(|r| r.engine == EngineKind::Temporal).collect();
         told.retain(|id, _| live.iter().any(|r| r.id == *id));
         for run in &live {
-            if self.about(run, told.entry(run.id.clone()).or_default()).await? {
-                ending.spawn(end(self.heir.clone(), run.id.clone(), stop.clone()));
+            let told = told.entry(run.id.clone()).or_default();
+            if told.rests_until.is_some_and(|at| Instant::now() < at) {
+                continue;
             }
+            match self.about(run, told).await {
+                Ok(false) => continue,
+                Ok(true) => {
+                    ending.spawn(end(self.heir.clone(), run.id.clone(), stop.clone()));
+                    continue;
+                }
+                Err(ServiceError::Unstartable(why)) => {
+                    ending.spawn(fail(self.heir.clone(), run.id.clone(), why, stop.clone()));
+                }
+                Err(e) if is_about_all(&e) => return Err(e),
+                Err(e) => tracing::warn!(run = %run.id, "its news could not be carried to Temporal: {e}"),
+            }
+            told.rests_until = Some(Instant::now() + AGAIN);
         }
         Ok(())
     }
@@ -117,8 +144,7 @@ impl Courier {
     /// Whether nobody drives it any more.
     async fn about(&self, run: &RunView, told: &mut Told) -> Result<bool, ServiceError> {
         if !told.started {
-            // Whoever stored it may have ended before it could start the workflow.
-            if run.status == RunStatus::Pending {
+            if self.has_no_workflow(run).await? {
                 self.service.start(&*self.store, &run.id).await?;
             }
             told.started = true;
@@ -135,6 +161,19 @@ impl Courier {
         let wait = if driven == Driven::Forks { LOOK_AGAIN } else { LOOK_EVERY };
         told.look_at = Some(Instant::now() + wait);
         Ok(driven == Driven::Nobody)
+    }
+
+    /// Whoever stored it may have ended before it could start the workflow; and whoever was to fail it, before it had failed.
+    async fn has_no_workflow(&self, run: &RunView) -> Result<bool, ServiceError> {
+        Ok(match run.status {
+            RunStatus::Pending => true,
+            // A workflow that has begun has the lease for as long as it lives.
+            RunStatus::Preparing | RunStatus::Finishing => {
+                let holder = self.store.holder(&run.id).await?;
+                holder.is_none_or(|h| h.owner != run_workflow_id(&run.id))
+            }
+            RunStatus::Running | RunStatus::Ended => false,
+        })
     }
 
     /// Which of its workflows has not been ended, by itself or by others. A fork whose run's workflow is gone is asked to cancel, and
@@ -193,6 +232,22 @@ async fn end(heir: Embedded, run: RunId, stop: CancellationToken) {
     match heir.wind_up(&run, &run_workflow_id(&run), stop).await {
         Ok(_) => {}
         Err(e) => tracing::error!(%run, "it can't be ended: {e}"),
+    }
+}
+
+async fn fail(heir: Embedded, run: RunId, why: String, stop: CancellationToken) {
+    tracing::warn!(%run, "it fails: {why}");
+    if let Err(e) = heir.fail(&run, &why, stop).await {
+        tracing::error!(%run, "it can't be ended: {e}");
+    }
+}
+
+/// Whether whoever asks about the next run hears the same.
+fn is_about_all(e: &ServiceError) -> bool {
+    match e {
+        ServiceError::Unreachable { .. } => true,
+        ServiceError::Engine(e) => e.is_retryable(),
+        ServiceError::Invalid(_) | ServiceError::Refused(_) | ServiceError::Unstartable(_) => false,
     }
 }
 

@@ -1,28 +1,28 @@
 //! The engine of runs that Temporal drives. What is submitted, commanded and said goes into the store first, as with every
 //! engine; workers carry it from there to the workflows (see [`crate::courier`]), so nothing is lost if this process ends.
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
 use forkyard_core::run::Command;
 use forkyard_core::spec::RunSpec;
 use forkyard_core::view::EngineKind;
 use forkyard_core::{ForkNum, RunId};
+use forkyard_engine::embedded::Embedded;
 use forkyard_engine::{Engine, EngineError};
-use forkyard_store::{MessageId, Store};
+use forkyard_store::MessageId;
+use tokio_util::sync::CancellationToken;
 
-use crate::service::Service;
+use crate::service::{Service, ServiceError};
+use crate::wire::check_size;
 
 pub struct TemporalEngine {
-    store: Arc<dyn Store>,
-    /// Whoever keeps the store's side of it: validation, idempotency keys, inboxes.
-    desk: Arc<dyn Engine>,
+    /// Keeps the store's side of it: validation, idempotency keys, inboxes; and ends what Temporal refuses.
+    desk: Embedded,
     service: Service,
 }
 
 impl TemporalEngine {
-    pub fn new(store: Arc<dyn Store>, desk: Arc<dyn Engine>, service: Service) -> TemporalEngine {
-        TemporalEngine { store, desk, service }
+    pub fn new(desk: Embedded, service: Service) -> TemporalEngine {
+        TemporalEngine { desk, service }
     }
     pub fn service(&self) -> &Service {
         &self.service
@@ -33,10 +33,15 @@ impl TemporalEngine {
 impl Engine for TemporalEngine {
     async fn submit(&self, id: RunId, mut spec: RunSpec, key: Option<String>) -> Result<RunId, EngineError> {
         spec.engine = EngineKind::Temporal;
+        check_size(&spec).map_err(EngineError::Refused)?;
         let id = self.desk.submit(id, spec, key).await?;
-        if let Err(e) = self.service.start(&*self.store, &id).await {
+        match self.service.start(&**self.desk.store(), &id).await {
+            Ok(()) => {}
+            Err(ServiceError::Unstartable(why)) => {
+                self.desk.fail(&id, &why, CancellationToken::new()).await?;
+            }
             // It is stored: the next worker starts it.
-            tracing::warn!(run = %id, "its workflow could not be started yet: {e}");
+            Err(e) => tracing::warn!(run = %id, "its workflow could not be started yet: {e}"),
         }
         Ok(id)
     }

@@ -12,7 +12,7 @@ use temporalio_sdk::{SyncWorkflowContext, WorkflowContext, WorkflowContextView, 
 
 use crate::search;
 use crate::wheel::{Arrived, Frame, Noted, Outcome, TaskEnd, Wheel, now};
-use crate::wire::{FORGIVING, ForkEnd, ForkStart, ForkStatus};
+use crate::wire::{FORGIVING, ForkEnd, ForkStart, ForkStatus, TELLING};
 
 /// A worker that was cut off leaves polls behind, which the service keeps for a minute and goes on giving tasks to: about ten of
 /// each queue. So many tasks may come to nothing without counting as losses of a fork.
@@ -111,6 +111,8 @@ struct Driver<'a> {
     balance: Option<Balance>,
     /// Tasks that nobody took.
     unheard: u32,
+    /// The phase that the service's search knows.
+    shown: Option<String>,
 }
 
 impl<'a> Driver<'a> {
@@ -126,7 +128,7 @@ impl<'a> Driver<'a> {
         };
         let wheel = Wheel::new(ctx, frame, 0);
         let (looking, let_go, balance) = (None, None, None);
-        Driver { ctx, wheel, start, looking, let_go, balance, unheard: 0 }
+        Driver { ctx, wheel, start, looking, let_go, balance, unheard: 0, shown: None }
     }
 
     async fn go(mut self) -> WorkflowResult<ForkEnd> {
@@ -138,6 +140,7 @@ impl<'a> Driver<'a> {
             while let Some(note) = self.next_note() {
                 self.note(note);
             }
+            self.show();
             self.wheel.flush();
             if let Some(result) = self.with(|f| f.is_ended().then(|| f.result()))
                 && self.wheel.is_settled()
@@ -155,6 +158,19 @@ impl<'a> Driver<'a> {
 
     fn with<R>(&self, f: impl FnOnce(&Fork) -> R) -> R {
         self.ctx.state(|s| f(s.fork.as_ref().expect("it is there from the start")))
+    }
+
+    /// For whoever looks at it in Temporal's own pages.
+    fn show(&mut self) {
+        let (view, ended) = self.with(|f| (f.view(), f.is_ended()));
+        let host = view.sandbox.as_ref().and_then(|id| self.wheel.host_of(id));
+        let host = host.map(|h| format!(", host {h}")).unwrap_or_default();
+        self.ctx.set_current_details(format!("attempt {}, {}{host}", view.attempt, view.phase));
+        let told = self.start.searchable && self.start.logic >= TELLING;
+        if told && !ended && self.shown.as_ref() != Some(&view.phase) {
+            search::phase(self.ctx, &view.phase);
+            self.shown = Some(view.phase);
+        }
     }
 
     fn next_note(&mut self) -> Option<Note> {

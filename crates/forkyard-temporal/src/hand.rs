@@ -22,7 +22,9 @@ use temporalio_sdk::activities::{ActivityContext, ActivityError};
 use tokio_util::sync::CancellationToken;
 
 use crate::cleanup::Swept;
-use crate::wire::{Ask, Beat, Look, Open, Opened, Perform, Performed, Record, Tell, Waiting};
+use crate::wire::{
+    Ask, Beat, Look, MAX_SPEC_BYTES, Open, Opened, Perform, Performed, Record, Tell, Waiting, in_brief,
+};
 
 /// This worker can't or may not do it; another one can, or this one later.
 pub const REFUSED: &str = "Refused";
@@ -143,7 +145,17 @@ impl Hand {
         self.admit(&ask.store, &ask.run)?;
         let stored = self.store.pending_commands(&ask.run).await.map_err(|e| failed(REFUSED, e))?;
         let mut waiting = Waiting { commands: vec![], unreadable: vec![] };
+        let mut room = MAX_SPEC_BYTES;
         for command in stored {
+            let bytes = command.data.to_string().len();
+            if bytes > MAX_SPEC_BYTES {
+                tracing::warn!(run = %ask.run, "a command of {bytes} bytes is more than Temporal takes");
+                waiting.unreadable.push(command.id);
+                continue;
+            }
+            // The rest is read when these are heard.
+            let Some(left) = room.checked_sub(bytes) else { break };
+            room = left;
             match serde_json::from_value::<Command>(command.data) {
                 Ok(c) => waiting.commands.push((command.id, c)),
                 Err(e) => {
@@ -438,7 +450,7 @@ impl Hand {
             (true, TaskKind::RunAgent) => self.store.balance(&run).await.ok(),
             _ => None,
         };
-        Ok(Performed { host: self.config.host.clone(), result, balance })
+        Ok(Performed { host: self.config.host.clone(), result: in_brief(result), balance })
     }
 
     /// Room for the fork on this host. One that lives already does not wait.

@@ -6,6 +6,7 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 
+use forkyard_core::budget::Balance;
 use forkyard_core::run::{Command, Run, RunEvent, RunInput, RunStep};
 use forkyard_core::task::{Effect, TaskKind, Wish};
 use forkyard_core::view::{ForkOutcome, RunOutcome, RunStatus};
@@ -26,18 +27,15 @@ use crate::search;
 use crate::wheel::{Arrived, Frame, Noted, Outcome, SMALL, TaskEnd, Wheel, broken, now, said};
 use crate::wire::{
     ForkStart, ForkSummary, LOGIC, Open, Opened, RunProgress, RunResults, RunStart, Said, Waiting,
-    fork_workflow_id,
+    fork_workflow_id, summary,
 };
-
-/// Of a prompt, this much stands beside a workflow's name.
-const SUMMARY_CHARS: usize = 120;
 
 /// What signals leave for the driver.
 enum Note {
     Command(Command),
     /// Commands may wait in the store.
     Inbox,
-    Spent(forkyard_core::budget::Balance),
+    Spent(Balance),
     Say(Said),
 }
 
@@ -46,6 +44,8 @@ pub struct RunFlow {
     start: RunStart,
     run: Run,
     notes: VecDeque<Note>,
+    /// By the last balance that it was told.
+    spent: Usd,
 }
 
 impl Noted for RunFlow {
@@ -59,7 +59,7 @@ impl RunFlow {
     #[init]
     pub fn new(_ctx: &WorkflowContextView, start: RunStart) -> Self {
         let (run, _) = Run::submit(start.submitted_at, start.run.clone(), start.spec.clone());
-        RunFlow { start, run, notes: VecDeque::new() }
+        RunFlow { start, run, notes: VecDeque::new(), spent: Usd::ZERO }
     }
 
     #[run(name = "ForkyardRun")]
@@ -103,7 +103,7 @@ impl RunFlow {
         self.notes.push_back(Note::Inbox);
     }
     #[signal]
-    pub fn spent(&mut self, _ctx: &mut SyncWorkflowContext<Self>, balance: forkyard_core::budget::Balance) {
+    pub fn spent(&mut self, _ctx: &mut SyncWorkflowContext<Self>, balance: Balance) {
         self.notes.push_back(Note::Spent(balance));
     }
 
@@ -113,7 +113,7 @@ impl RunFlow {
         RunProgress {
             progress: self.run.progress(),
             status: view.status.as_str().to_string(),
-            total_cost_usd: cost(&self.run),
+            total_cost_usd: cost(&self.run).max(self.spent).as_dollars(),
             paused: view.paused,
             cancelled: view.cancelling,
         }
@@ -131,26 +131,13 @@ pub fn check_logic(logic: u32) -> Result<(), WorkflowTermination> {
     Ok(())
 }
 
-fn cost(run: &Run) -> f64 {
-    let sum = run.results().filter_map(|r| r.report.as_ref()).fold(Usd::ZERO, |sum, r| sum + r.cost);
-    sum.as_dollars()
+/// Of the forks that have ended.
+fn cost(run: &Run) -> Usd {
+    run.results().filter_map(|r| r.report.as_ref()).fold(Usd::ZERO, |sum, r| sum + r.cost)
 }
 
 fn results(run: &Run) -> RunResults {
-    let summary = |r: &forkyard_core::fork::ForkResult| {
-        let report = r.report.clone().unwrap_or_default();
-        ForkSummary {
-            fork_num: r.fork,
-            status: r.outcome,
-            verified: r.verified(),
-            cost_usd: report.cost.as_dollars(),
-            input_tokens: report.tokens.input,
-            output_tokens: report.tokens.output,
-            duration_seconds: r.driven.0 / 1000,
-            error: r.error.clone(),
-        }
-    };
-    let results: Vec<ForkSummary> = run.results().map(summary).collect();
+    let results: Vec<ForkSummary> = run.results().map(ForkSummary::of).collect();
     let successful = results.iter().filter(|r| r.status == ForkOutcome::Success).count() as u32;
     let view = run.view();
     RunResults {
@@ -160,7 +147,8 @@ fn results(run: &Run) -> RunResults {
         total_forks: run.fork_count() as u32,
         successful,
         failed: results.len() as u32 - successful,
-        total_cost_usd: cost(run),
+        total_cost_usd: cost(run).as_dollars(),
+        total_duration_seconds: view.ended_at.unwrap_or(view.updated_at).since(view.created_at).0 / 1000,
         results,
     }
 }
@@ -257,13 +245,18 @@ impl<'a> Driver<'a> {
         match note {
             Note::Command(command) => self.command(command, &[]),
             Note::Inbox => self.read_inbox(),
-            Note::Spent(balance) => self.input(RunInput::Spent(balance), &[]),
+            Note::Spent(balance) => self.spent(balance),
             Note::Say(said) => {
                 self.messages += 1;
                 let key = format!("{}/{}", self.ctx.run_id(), self.messages);
                 self.wheel.tell(said, key);
             }
         }
+    }
+
+    fn spent(&mut self, balance: Balance) {
+        self.ctx.state_mut(|s| s.spent = s.spent.max(balance.spent));
+        self.input(RunInput::Spent(balance), &[]);
     }
 
     fn read_inbox(&mut self) {
@@ -340,7 +333,7 @@ impl<'a> Driver<'a> {
             plan,
         };
         let prompt = if self.start.sealed { "" } else { &start.plan.spec.prompt };
-        let prompt: String = prompt.chars().take(SUMMARY_CHARS).collect();
+        let prompt = summary(prompt);
         let options = ChildWorkflowOptions::builder()
             .workflow_id(fork_workflow_id(&self.start.run, fork))
             // The run tells its forks when to stop.
@@ -420,7 +413,7 @@ impl<'a> Driver<'a> {
                     Ok(end) => {
                         // Before the run can end by it: the last request may be what passes a mark.
                         if let Some(balance) = end.balance {
-                            self.input(RunInput::Spent(balance), &[]);
+                            self.spent(balance);
                         }
                         self.input(RunInput::ForkEnded(end.result), &[]);
                     }

@@ -17,6 +17,10 @@ pub fn status<W>(ctx: &WorkflowContext<W>, status: RunStatus) {
     ctx.upsert_search_attributes([STATUS.value_set(status.as_str().to_string())]);
 }
 
+pub fn phase<W>(ctx: &WorkflowContext<W>, phase: &str) {
+    ctx.upsert_search_attributes([STATUS.value_set(phase.to_string())]);
+}
+
 pub fn outcome<W>(ctx: &WorkflowContext<W>, outcome: ForkOutcome) {
     let text = match outcome {
         ForkOutcome::Success => "success",

@@ -17,12 +17,10 @@ use temporalio_client::{
 };
 use temporalio_common::MemoValues;
 use temporalio_common::data_converters::{DataConverter, DefaultFailureConverter, PayloadConverter};
-use temporalio_common::protos::temporal::api::enums::v1::{IndexedValueType, TaskQueueType};
+use temporalio_common::protos::temporal::api::enums::v1::IndexedValueType;
 use temporalio_common::protos::temporal::api::operatorservice::v1::{
     AddSearchAttributesRequest, ListSearchAttributesRequest,
 };
-use temporalio_common::protos::temporal::api::taskqueue::v1::TaskQueue;
-use temporalio_common::protos::temporal::api::workflowservice::v1::DescribeTaskQueueRequest;
 use temporalio_common::telemetry::metrics::{CoreMeter, NewAttributes, TemporalMeter};
 use temporalio_common::telemetry::{TaskQueueLabelStrategy, TelemetryOptions};
 use tonic::IntoRequest;
@@ -32,14 +30,14 @@ use crate::codec::Sealed;
 use crate::fork::ForkFlow;
 use crate::run::RunFlow;
 use crate::search;
-use crate::wire::{LOGIC, Pace, RunStart, fork_workflow_id, run_workflow_id};
+use crate::wire::{LOGIC, Pace, RunStart, fork_workflow_id, run_workflow_id, summary};
 
 /// An address that does not answer for this long is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a cleanup may take to end: that of one look.
 const STOP_WAIT: Duration = Duration::from_secs(60);
-/// Of a prompt, this much stands beside a workflow's name.
-const SUMMARY_CHARS: usize = 120;
+/// A worker answers a question about a workflow within this, if there is one.
+const QUERY_WAIT: Duration = Duration::from_secs(5);
 
 /// Where the service is and who asks. Secrets are values here: settings read them.
 #[derive(Clone, Default)]
@@ -73,6 +71,9 @@ pub enum ServiceError {
     Unreachable { address: String, why: String },
     #[error("Temporal refused: {0}")]
     Refused(String),
+    /// Of a run's start, and it would be refused again: the run fails by it.
+    #[error("{0}")]
+    Unstartable(String),
     #[error(transparent)]
     Engine(#[from] EngineError),
 }
@@ -81,6 +82,14 @@ impl From<forkyard_store::StoreError> for ServiceError {
     fn from(e: forkyard_store::StoreError) -> ServiceError {
         ServiceError::Engine(e.into())
     }
+}
+
+/// The cleanup that is under way now.
+pub struct CleanupStarted {
+    /// There was none before.
+    pub anew: bool,
+    /// How often it looks; None: nobody is there to say.
+    pub interval: Option<Millis>,
 }
 
 /// A connection to the service.
@@ -274,24 +283,31 @@ impl Service {
         memo.insert("repo", forkyard_engine::git::shown_url(&view.repo));
         memo.insert("forks", view.progress.total_forks);
         let prompt = if self.sealed { "" } else { &view.prompt };
-        let prompt: String = prompt.chars().take(SUMMARY_CHARS).collect();
+        let prompt = summary(prompt);
         let id = run_workflow_id(&view.id);
         let options = WorkflowStartOptions::new(self.task_queue.clone(), id)
             .id_reuse_policy(WorkflowIdReusePolicy::RejectDuplicate)
             .memo(memo)
-            .static_summary(prompt);
+            .static_summary(prompt.to_string());
         let options = match start.searchable {
             true => options.search_attributes(search::at_start(&view.id)).build(),
             false => options.build(),
         };
         match self.client.start_workflow(RunFlow::run, start, options).await {
             Ok(_) | Err(WorkflowStartError::AlreadyStarted { .. }) => Ok(()),
+            Err(WorkflowStartError::Rpc(status)) if is_final(&status) => {
+                Err(ServiceError::Unstartable(format!("Temporal refused to start it: {}", status.message())))
+            }
             Err(e) => Err(self.failed(&e)),
         }
     }
 
     fn failed(&self, e: &(dyn std::error::Error + 'static)) -> ServiceError {
-        ServiceError::Refused(crate::wheel::said(e))
+        let why = crate::wheel::said(e);
+        match is_away(e) {
+            true => ServiceError::Unreachable { address: self.address.clone(), why },
+            false => ServiceError::Refused(why),
+        }
     }
 
     pub fn run_handle(&self, run: &RunId) -> WorkflowHandle<Client, RunFlow> {
@@ -331,7 +347,7 @@ impl Service {
     /// Tells a fork's workflow that messages wait for its agent.
     pub async fn nudge_fork(&self, run: &RunId, fork: ForkNum) -> Result<(), ServiceError> {
         let options = WorkflowSignalOptions::default();
-        forgive(self.fork_handle(run, fork).signal(ForkFlow::message_waiting, (), options).await)
+        self.forgive(self.fork_handle(run, fork).signal(ForkFlow::message_waiting, (), options).await)
     }
     pub async fn tell_spent(
         &self,
@@ -339,33 +355,59 @@ impl Service {
         balance: forkyard_core::budget::Balance,
     ) -> Result<(), ServiceError> {
         let options = WorkflowSignalOptions::default();
-        forgive(self.run_handle(run).signal(RunFlow::spent, balance, options).await)
+        self.forgive(self.run_handle(run).signal(RunFlow::spent, balance, options).await)
     }
-
-    /// The workflow that looks for orphans on every host; Ok if it is under way already.
-    pub async fn start_cleanup(&self, interval: Millis, max_age: Millis) -> Result<(), ServiceError> {
-        let start = CleanupStart { interval, max_age, stats: SweepStats::default() };
-        let options =
-            WorkflowStartOptions::new(self.task_queue.clone(), cleanup_workflow_id(&self.task_queue))
-                .id_conflict_policy(WorkflowIdConflictPolicy::UseExisting)
-                .static_summary("looks for orphaned sandboxes".to_string())
-                .build();
-        match self.client.start_workflow(CleanupFlow::run, start, options).await {
-            Ok(_) | Err(WorkflowStartError::AlreadyStarted { .. }) => Ok(()),
+    /// A workflow that has ended needs to know nothing more.
+    fn forgive(&self, sent: Result<(), WorkflowInteractionError>) -> Result<(), ServiceError> {
+        match sent {
+            Ok(()) | Err(WorkflowInteractionError::NotFound(_)) => Ok(()),
             Err(e) => Err(self.failed(&e)),
         }
     }
 
-    /// Stops it and waits for what it has done; None if none is under way.
-    pub async fn stop_cleanup(&self) -> Result<Option<SweepStats>, ServiceError> {
-        let handle: WorkflowHandle<Client, CleanupFlow> = self.handle(cleanup_workflow_id(&self.task_queue));
-        match handle.signal(CleanupFlow::stop, (), WorkflowSignalOptions::default()).await {
-            Ok(()) => {}
-            Err(WorkflowInteractionError::NotFound(_)) => return Ok(None),
-            Err(e) => return Err(self.failed(&e)),
+    /// The workflow that looks for orphans on every host. One that is under way stays as it is.
+    pub async fn start_cleanup(
+        &self,
+        interval: Millis,
+        max_age: Millis,
+    ) -> Result<CleanupStarted, ServiceError> {
+        let start = CleanupStart { logic: LOGIC, interval, max_age, stats: SweepStats::default() };
+        let options =
+            WorkflowStartOptions::new(self.task_queue.clone(), cleanup_workflow_id(&self.task_queue))
+                .id_conflict_policy(WorkflowIdConflictPolicy::Fail)
+                .static_summary("looks for orphaned sandboxes".to_string())
+                .build();
+        match self.client.start_workflow(CleanupFlow::run, start, options).await {
+            Ok(_) => Ok(CleanupStarted { anew: true, interval: Some(interval) }),
+            Err(WorkflowStartError::AlreadyStarted { .. }) => {
+                let handle = self.cleanup_handle();
+                let asked = handle.query(CleanupFlow::interval, (), Default::default());
+                let answer = tokio::time::timeout(QUERY_WAIT, asked).await;
+                Ok(CleanupStarted { anew: false, interval: answer.ok().and_then(Result::ok) })
+            }
+            Err(e) => Err(self.failed(&e)),
         }
+    }
+
+    fn cleanup_handle(&self) -> WorkflowHandle<Client, CleanupFlow> {
+        self.handle(cleanup_workflow_id(&self.task_queue))
+    }
+
+    /// False if none is under way.
+    pub async fn tell_cleanup_to_stop(&self) -> Result<bool, ServiceError> {
+        let options = WorkflowSignalOptions::default();
+        match self.cleanup_handle().signal(CleanupFlow::stop, (), options).await {
+            Ok(()) => Ok(true),
+            Err(WorkflowInteractionError::NotFound(_)) => Ok(false),
+            Err(e) => Err(self.failed(&e)),
+        }
+    }
+
+    /// What a cleanup that was told to stop has done, once it has ended.
+    pub async fn cleanup_result(&self) -> Result<SweepStats, ServiceError> {
+        let handle = self.cleanup_handle();
         match tokio::time::timeout(STOP_WAIT, handle.get_result(Default::default())).await {
-            Ok(Ok(stats)) => Ok(Some(stats)),
+            Ok(Ok(stats)) => Ok(stats),
             Ok(Err(e)) => Err(self.failed(&e)),
             Err(_) => Err(ServiceError::Refused(format!(
                 "the cleanup was told to stop, but no worker has heard of it within {} s",
@@ -373,28 +415,28 @@ impl Service {
             ))),
         }
     }
+}
 
-    /// Whether somebody polls the task queue that runs are started on.
-    pub async fn has_workers(&self) -> Result<bool, ServiceError> {
-        let request = DescribeTaskQueueRequest {
-            namespace: self.client.options().namespace.clone(),
-            task_queue: Some(TaskQueue { name: self.task_queue.clone(), ..Default::default() }),
-            task_queue_type: TaskQueueType::Workflow as i32,
-            ..Default::default()
-        };
-        let mut service = self.client.connection().workflow_service();
-        let answer = service.describe_task_queue(request.into_request()).await;
-        let answer = answer.map_err(|e| ServiceError::Refused(e.message().to_string()))?.into_inner();
-        Ok(!answer.pollers.is_empty())
+/// Whether the same would be refused again: it is too large, or something in it can't be.
+fn is_final(status: &tonic::Status) -> bool {
+    match status.code() {
+        tonic::Code::InvalidArgument => true,
+        // The other thing that this code means is a quota, which passes.
+        tonic::Code::ResourceExhausted => status.message().contains("larger than max"),
+        _ => false,
     }
 }
 
-/// A workflow that has ended needs to know nothing more.
-fn forgive(sent: Result<(), WorkflowInteractionError>) -> Result<(), ServiceError> {
-    match sent {
-        Ok(()) | Err(WorkflowInteractionError::NotFound(_)) => Ok(()),
-        Err(e) => Err(ServiceError::Refused(crate::wheel::said(&e))),
+/// Whether nobody answered at all, which is not about what was asked.
+fn is_away(e: &(dyn std::error::Error + 'static)) -> bool {
+    let mut e = Some(e);
+    while let Some(error) = e {
+        if let Some(status) = error.downcast_ref::<tonic::Status>() {
+            return status.code() == tonic::Code::Unavailable;
+        }
+        e = error.source();
     }
+    false
 }
 
 #[cfg(test)]

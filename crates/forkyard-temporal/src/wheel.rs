@@ -469,25 +469,30 @@ impl<'a, W: Noted> Wheel<'a, W> {
     }
 
     pub fn look(&mut self) {
-        self.small(Hand::look, self.ask(), "look", Arrived::Looked);
+        let unread = Arrived::Looked(Look { progress: 0, messages: false });
+        self.small(Hand::look, self.ask(), "look", unread, Arrived::Looked);
     }
 
     pub fn read_inbox(&mut self) {
-        self.small(Hand::inbox, self.ask(), "inbox", Arrived::Inbox);
+        let unread = Arrived::Inbox(Waiting { commands: vec![], unreadable: vec![] });
+        self.small(Hand::inbox, self.ask(), "inbox", unread, Arrived::Inbox);
     }
 
     pub fn tell(&mut self, said: crate::wire::Said, key: String) {
         let mut ask = self.ask();
         ask.fork = said.fork;
         let tell = crate::wire::Tell { ask, said, key, at: now(self.ctx) };
-        self.small(Hand::tell, tell, "message", |()| Arrived::Sent);
+        self.small(Hand::tell, tell, "message", Arrived::Sent, |()| Arrived::Sent);
     }
 
+    /// `unread`: what an answer comes to that can't be read, because it is something newer's. Whoever asked is not left waiting for
+    /// it, and asks again with the next news.
     fn small<A: ActivityDefinition + 'static>(
         &mut self,
         activity: A,
         input: A::Input,
         summary: &str,
+        unread: Arrived,
         arrived: impl FnOnce(A::Output) -> Arrived + 'a,
     ) where
         A::Output: temporalio_common::data_converters::TemporalDeserializable,
@@ -496,8 +501,7 @@ impl<'a, W: Noted> Wheel<'a, W> {
         self.push(async move {
             match asked.await {
                 Ok(answer) => arrived(answer),
-                // An answer that can't be read comes from something newer; whoever asked asks again.
-                Err(_) => Arrived::Sent,
+                Err(_) => unread,
             }
         });
     }

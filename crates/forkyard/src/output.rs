@@ -44,6 +44,17 @@ impl<'a> Output<'a> {
         self.line(text)
     }
 
+    /// What a command stored for a run that nobody hears of yet, and what it waits for.
+    pub fn stored(&mut self, command: &str, run: &RunId, notice: &str) -> Result<()> {
+        if self.json {
+            let schema = "forkyard.command/1";
+            return self.json(&serde_json::json!({
+                "schema": schema, "command": command, "run": run, "notice": notice,
+            }));
+        }
+        self.line(notice)
+    }
+
     pub fn line(&mut self, line: &str) -> Result<()> {
         self.text(&format!("{line}\n"))
     }

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use forkyard_agent::{AgentEvent, JournalEntry};
 use forkyard_core::ForkNum;
 use forkyard_core::fork;
 use forkyard_core::rank::Ranking;
-use forkyard_core::view::{DiffStat, ForkOutcome, ForkView, RunOutcome, RunStatus, RunView};
+use forkyard_core::view::{DiffStat, EngineKind, ForkOutcome, ForkView, RunOutcome, RunStatus, RunView};
+use forkyard_store::EventQuery;
+use forkyard_temporal::wire::MAX_WORDS_BYTES;
 use serde::Serialize;
 
 use crate::error::Result;
@@ -101,7 +104,13 @@ impl RunResult {
             return Ok(RunResult::new(view, &forks, &BTreeMap::new(), None));
         };
         let ended: BTreeMap<ForkNum, &fork::ForkResult> = state.results().map(|r| (r.fork, r)).collect();
-        Ok(RunResult::new(view, &forks, &ended, Some(state.ranking().clone())))
+        let mut result = RunResult::new(view, &forks, &ended, Some(state.ranking().clone()));
+        for r in result.results.iter_mut().filter(|_| view.engine == EngineKind::Temporal) {
+            if let Some(said) = r.final_response.as_mut().filter(|s| s.len() + 4 > MAX_WORDS_BYTES) {
+                *said = whole_words(place, view, r.fork_num, said).await?;
+            }
+        }
+        Ok(result)
     }
 
     pub(crate) fn new(
@@ -136,6 +145,21 @@ impl RunResult {
         let best = self.winner.or_else(first)?;
         self.results.iter().find(|r| r.fork_num == best)
     }
+}
+
+/// Temporal's histories carry the beginning of an agent's last words; its journal has all of them.
+async fn whole_words(place: &dyn Place, view: &RunView, fork: ForkNum, beginning: &str) -> Result<String> {
+    let kinds = vec!["agent.completed".into(), "agent.failed".into()];
+    let query = EventQuery { fork: Some(fork), kinds, newest_first: true, ..EventQuery::default() };
+    let said = place.events(&view.id, &query).await?.into_iter().find_map(|r| {
+        let e = r.event;
+        match JournalEntry::from_stored(&e.kind, e.version, e.at, e.data).ok()?.event {
+            AgentEvent::Completed(done) | AgentEvent::Failed(done) => Some(done.final_output),
+            _ => None,
+        }
+        .filter(|whole| whole.starts_with(beginning))
+    });
+    Ok(said.unwrap_or_else(|| beginning.to_string()))
 }
 
 impl ForkResult {

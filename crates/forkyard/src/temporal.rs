@@ -9,8 +9,10 @@ use forkyard_core::view::{EngineKind, RunStatus, RunView};
 use forkyard_core::{Millis, RunId};
 use forkyard_engine::Engine;
 use forkyard_engine::activities::HostYard;
+use forkyard_engine::embedded::is_gone;
 use forkyard_engine::sweep::{SweepConfig, SweepStats};
 use forkyard_store::ProcessKind;
+use forkyard_temporal::service::CleanupStarted;
 use forkyard_temporal::wire::run_workflow_id;
 use forkyard_temporal::{Pace, Service, ServiceConfig, ServiceError, TemporalEngine, WorkerConfig};
 use tokio_util::sync::CancellationToken;
@@ -36,7 +38,7 @@ fn service_error(e: ServiceError) -> CliError {
         ServiceError::Unreachable { .. } => CliError::failure(e.to_string()).hint(
             "start the service, or say where it is: --set temporal.address=HOST:PORT, or TEMPORAL_ADDRESS",
         ),
-        ServiceError::Refused(_) => {
+        ServiceError::Refused(_) | ServiceError::Unstartable(_) => {
             CliError::failure(e.to_string()).hint("look at temporal.namespace and at the service's own log")
         }
         ServiceError::Engine(e) => engine_error(e),
@@ -79,31 +81,53 @@ pub async fn submit(yard: &Yard, spec: RunSpec) -> Result<(RunId, Option<String>
         EngineKind::Embedded => Ok((yard.engine.submit(id, spec, None).await.map_err(engine_error)?, None)),
         EngineKind::Temporal => {
             let service = connect(yard).await?;
-            let engine = TemporalEngine::new(yard.store.clone(), Arc::new(yard.engine.clone()), service);
+            let engine = TemporalEngine::new(yard.engine.clone(), service);
             let id = engine.submit(id, spec, None).await.map_err(engine_error)?;
-            let attended = engine.service().has_workers().await.map_err(service_error)?;
-            let notice = (!attended).then(|| unattended(&id, &yard.settings));
+            let notice = match has_worker(yard).await? {
+                true => None,
+                false => Some(unattended(&format!("{id} begins"), &yard.settings)),
+            };
             Ok((id, notice))
         }
     }
 }
 
-fn unattended(run: &RunId, s: &Settings) -> String {
+/// `what` happens as soon as there is a worker.
+fn unattended(what: &str, s: &Settings) -> String {
     format!(
-        "No worker polls the task queue {}: {run} begins as soon as one does. On any host with this store:\n\n  \
+        "No worker polls the task queue {}: {what} as soon as one does. On any host with this store:\n\n  \
          forkyard worker --engine temporal\n",
         s.temporal_task_queue
     )
 }
 
-/// A run whose workflow somebody has ended is not live any more. It is called off, as a worker does that notices, and shown so. A
-/// service that does not answer at once says nothing.
-pub async fn notice(place: &dyn Place, views: &mut [RunView]) {
-    let Some(yard) = place.here() else { return };
+fn silent(s: &Settings) -> String {
+    format!("Temporal at {} does not answer", s.temporal_address)
+}
+
+/// What a command that was stored for this run waits for; None: it is heard at once.
+pub async fn waits_for(place: &dyn Place, view: &RunView) -> Result<Option<String>> {
+    let Some(yard) = place.here().filter(|_| view.engine == EngineKind::Temporal) else { return Ok(None) };
+    let s = &yard.settings;
+    match tokio::time::timeout(NOTICE_WAIT, connect(yard)).await {
+        Ok(Ok(_)) if has_worker(yard).await? => Ok(None),
+        Ok(Ok(_)) => Ok(Some(format!("It is stored. {}", unattended("it is heard", s)))),
+        Ok(Err(_)) | Err(_) => Ok(Some(format!(
+            "{}: it is stored; it will be heard when Temporal at {} is back.",
+            silent(s),
+            s.temporal_address
+        ))),
+    }
+}
+
+/// A run whose workflow somebody has ended is not live any more. It is called off, as a worker does that notices, and shown so.
+/// Says why what is shown may be old: the service does not answer, or there is no worker.
+pub async fn notice(place: &dyn Place, views: &mut [RunView]) -> Result<Option<String>> {
+    let Some(yard) = place.here() else { return Ok(None) };
     let live = views.iter_mut().filter(|v| v.engine == EngineKind::Temporal && v.status != RunStatus::Ended);
     let live: Vec<&mut RunView> = live.take(MAX_NOTICED).collect();
     if live.is_empty() {
-        return;
+        return Ok(None);
     }
     let look = async {
         let service = connect(yard).await?;
@@ -111,9 +135,13 @@ pub async fn notice(place: &dyn Place, views: &mut [RunView]) {
         futures::future::try_join_all(looks).await
     };
     match tokio::time::timeout(NOTICE_WAIT, look).await {
-        Ok(Ok(_)) => {}
-        Ok(Err(e)) => tracing::debug!("Temporal was not asked: {}", e.message),
-        Err(_) => tracing::debug!("Temporal does not answer"),
+        Ok(Ok(_)) if has_worker(yard).await? => Ok(None),
+        Ok(Ok(_)) => Ok(Some(unattended("what is live there goes on", &yard.settings))),
+        Ok(Err(e)) => {
+            tracing::debug!("Temporal was not asked: {}", e.message);
+            Ok(Some(format!("{}: shown as last recorded", silent(&yard.settings))))
+        }
+        Err(_) => Ok(Some(format!("{}: shown as last recorded", silent(&yard.settings)))),
     }
 }
 
@@ -133,22 +161,44 @@ async fn look_at(yard: &Yard, service: &Service, view: &mut RunView) -> Result<(
     Ok(())
 }
 
-/// Whether a worker of some host serves this store's runs on Temporal.
-pub async fn has_worker(yard: &Yard) -> Result<bool> {
+/// Whether a worker of some host serves this store's runs on Temporal. The service itself remembers polls of dead workers for
+/// minutes; the store forgets them in seconds, and this host's own at once.
+async fn has_worker(yard: &Yard) -> Result<bool> {
     let processes = yard.store.processes().await.map_err(store_error)?;
-    Ok(processes.iter().any(|p| p.kind == ProcessKind::Temporal))
+    Ok(processes.iter().any(|p| p.kind == ProcessKind::Temporal && !(p.host == yard.host && is_gone(&p.id))))
 }
 
-/// Has every host look for orphans, again and again.
-pub async fn start_cleanup(yard: &Yard) -> Result<()> {
+/// Has every host look for orphans, again and again. Says how often, whether that was so before, and what it waits for.
+pub async fn start_cleanup(yard: &Yard) -> Result<(CleanupStarted, Option<String>)> {
     let s = &yard.settings;
     let service = connect(yard).await?;
-    service.start_cleanup(s.cleanup_interval, s.cleanup_max_age).await.map_err(service_error)
+    let started =
+        service.start_cleanup(s.cleanup_interval, s.cleanup_max_age).await.map_err(service_error)?;
+    let notice = match has_worker(yard).await? {
+        true => None,
+        false => Some(unattended("it begins", s)),
+    };
+    Ok((started, notice))
 }
 
-/// What it has done; None if none was under way.
-pub async fn stop_cleanup(yard: &Yard) -> Result<Option<SweepStats>> {
-    connect(yard).await?.stop_cleanup().await.map_err(service_error)
+/// How a cleanup came to its end.
+pub enum CleanupStop {
+    NotRunning,
+    Stopped(SweepStats),
+    /// It is told, and nobody is there to hear it: what it waits for.
+    Told(String),
+}
+
+pub async fn stop_cleanup(yard: &Yard) -> Result<CleanupStop> {
+    let service = connect(yard).await?;
+    if !service.tell_cleanup_to_stop().await.map_err(service_error)? {
+        return Ok(CleanupStop::NotRunning);
+    }
+    if !has_worker(yard).await? {
+        let notice = unattended("it stops", &yard.settings);
+        return Ok(CleanupStop::Told(format!("The cleanup is told to stop. {notice}")));
+    }
+    Ok(CleanupStop::Stopped(service.cleanup_result().await.map_err(service_error)?))
 }
 
 /// A worker of the service, until stopped.

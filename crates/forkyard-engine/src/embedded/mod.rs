@@ -18,6 +18,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use forkyard_core::run::{Command, Run};
 use forkyard_core::spec::{ModelKnown, RunSpec};
+use forkyard_core::task::{ErrorClass, Output, Task, TaskError, TaskResult};
 use forkyard_core::view::{EngineKind, RunStatus};
 use forkyard_core::{ForkNum, HostId, RunId};
 use forkyard_store::{
@@ -28,7 +29,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::activity::Activities;
+use crate::activity::{Activities, Job};
 use crate::clock::Clock;
 use crate::{Engine, EngineError, log};
 
@@ -176,6 +177,27 @@ impl Embedded {
         self.command(run, Command::Cancel, Some(format!("wind-up/{run}"))).await
     }
 
+    /// Ends a run that its own engine can't begin, for a reason that will not change: it fails by it, and nothing is made. None if
+    /// another has it.
+    pub async fn fail(
+        &self,
+        run: &RunId,
+        why: &str,
+        stop: CancellationToken,
+    ) -> Result<Option<DriveEnd>, EngineError> {
+        if !lock(&self.0.driving).insert(run.clone()) {
+            return Ok(None);
+        }
+        let _guard = Driving { inner: &self.0, run };
+        let Some(lease) = self.acquire(run).await? else { return Ok(None) };
+        let Inner { store, models, clock, config, .. } = &*self.0;
+        // No fork begins: there is no room to share.
+        let config = EmbeddedConfig { places: None, ..config.clone() };
+        let activities = Arc::new(Refusing(why.to_string()));
+        let refusing = Embedded::new(store.clone(), activities, models.clone(), *clock, config);
+        refusing.drive_with(run, lease, stop, Scope::Anywhere).await.map(Some)
+    }
+
     async fn drive_with(
         &self,
         run: &RunId,
@@ -293,6 +315,27 @@ impl Resting {
     }
     fn forget(&mut self, run: &RunId) {
         self.0.remove(run);
+    }
+}
+
+/// Begins nothing, so there is nothing to remove.
+struct Refusing(String);
+
+#[async_trait]
+impl Activities for Refusing {
+    async fn perform(&self, job: Job) -> TaskResult {
+        match job.task {
+            Task::Destroy { .. } => Ok(Output::Destroyed),
+            Task::PrepareBase { .. }
+            | Task::VerifyBase { .. }
+            | Task::CheckBudget
+            | Task::CreateSandbox { .. }
+            | Task::HealthCheck { .. }
+            | Task::RunAgent { .. }
+            | Task::Collect { .. }
+            | Task::Verify { .. }
+            | Task::Publish { .. } => Err(TaskError::new(ErrorClass::Permanent, self.0.clone())),
+        }
     }
 }
 

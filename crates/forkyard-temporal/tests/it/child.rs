@@ -87,15 +87,14 @@ impl Plan {
     }
 
     /// Of this process.
-    fn desk(&self, store: Arc<dyn Store>) -> Embedded {
+    pub fn desk(&self, store: Arc<dyn Store>) -> Embedded {
         let config = EmbeddedConfig::new(self.host.clone(), format!("desk{}", std::process::id()));
         let models = Arc::new(|_: &str| ModelKnown::Priced);
         Embedded::new(store.clone(), self.activities(store), models, Clock::system(), config)
     }
 
     pub async fn engine(&self, store: Arc<dyn Store>) -> TemporalEngine {
-        let desk = self.desk(store.clone());
-        TemporalEngine::new(store, Arc::new(desk), self.connect().await)
+        TemporalEngine::new(self.desk(store), self.connect().await)
     }
 
     pub fn worker(&self) -> Child {

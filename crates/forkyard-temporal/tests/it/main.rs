@@ -4,4 +4,5 @@ mod child;
 mod conformance;
 mod hosts;
 mod kills;
+mod refused;
 mod replay;

@@ -2,7 +2,9 @@ use clap::Args;
 use forkyard_core::RunId;
 use forkyard_core::run::Command;
 use forkyard_core::spec::ForkSpec;
+use forkyard_core::view::EngineKind;
 use forkyard_engine::{Engine, log};
+use forkyard_temporal::wire::check_size;
 
 use super::fork::check_model;
 use crate::cli::Global;
@@ -11,6 +13,7 @@ use crate::exit::Exit;
 use crate::follow::engine_error;
 use crate::output::Output;
 use crate::runs::{see_to, the_live_run, the_run, with_place};
+use crate::temporal;
 use crate::yard::Yard;
 
 /// Add forks to a run that is under way.
@@ -33,11 +36,16 @@ pub struct AddArgs {
 impl AddArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let like = Like { prompt: self.prompt.clone(), model: self.model.clone() };
-        let detached = with_place(global, async |place| {
+        let (detached, notice) = with_place(global, async |place| {
             place.add(&self.run, self.forks, &like).await?;
             see_to(place, global, &self.run).await?;
-            Ok(the_run(place, &self.run).await?.detached)
+            let view = the_run(place, &self.run).await?;
+            Ok((view.detached, temporal::waits_for(place, &view).await?))
         })?;
+        if let Some(notice) = notice {
+            out.stored("add", &self.run, &notice)?;
+            return Ok(Exit::Success);
+        }
         let more =
             if self.forks == 1 { "One more fork".into() } else { format!("{} more forks", self.forks) };
         let text = if detached {
@@ -59,7 +67,7 @@ pub struct Like {
 
 /// Asks the run's driver for more forks.
 pub async fn add(yard: &Yard, run: &RunId, count: u32, like: &Like) -> Result<()> {
-    the_live_run(yard, run).await?;
+    let view = the_live_run(yard, run).await?;
     let Some((state, _)) = log::load_run(&*yard.store, run).await.map_err(engine_error)? else {
         return Err(CliError::failure(format!("run {run} is gone")));
     };
@@ -81,5 +89,8 @@ pub async fn add(yard: &Yard, run: &RunId, count: u32, like: &Like) -> Result<()
         fork.model = model.clone();
     }
     let command = Command::AddForks { forks: vec![fork; count as usize] };
+    if view.engine == EngineKind::Temporal {
+        check_size(&command).map_err(CliError::usage)?;
+    }
     yard.engine.command(run, command, None).await.map_err(engine_error)
 }

@@ -13,6 +13,7 @@ use crate::follow::{self, Left};
 use crate::output::Output;
 use crate::place::Place;
 use crate::runs::{leave_to_worker, the_fork, the_live_run, with_place};
+use crate::temporal;
 
 /// Cancel a run, or one fork of it. Work that is done stays for diff and apply.
 #[derive(Debug, Clone, Args)]
@@ -29,7 +30,7 @@ impl CancelArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let run = &self.target.run;
         with_place(global, async |place| {
-            the_live_run(place, run).await?;
+            let view = the_live_run(place, run).await?;
             if let Some(fork) = self.target.fork
                 && the_fork(place, run, fork).await?.outcome.is_some()
             {
@@ -38,6 +39,10 @@ impl CancelArgs {
             }
             let command = self.target.fork.map_or(Command::Cancel, |fork| Command::CancelFork { fork });
             place.command(run, command).await?;
+            if let Some(notice) = temporal::waits_for(place, &view).await? {
+                out.stored("cancel", run, &notice)?;
+                return Ok(Exit::Success);
+            }
             if self.no_wait {
                 leave_to_worker(place, global, run).await?;
                 out.said("forkyard.command/1", "cancel", run, &format!("Cancelling {}.", self.target))?;

@@ -9,6 +9,7 @@ use forkyard_engine::sweep::{self, SweepConfig, SweepStats, Yard as _};
 use forkyard_sandbox::Provider;
 use forkyard_server::dto::chores::Cleaned;
 use forkyard_store::SandboxQuery;
+use forkyard_temporal::service::CleanupStarted;
 use serde_json::json;
 
 use crate::cli::Global;
@@ -20,7 +21,7 @@ use crate::render::plain;
 use crate::render::session::day;
 use crate::runs::{stop_on_signals, with_flags, with_place_flags};
 use crate::settings::{Raw, Value};
-use crate::temporal;
+use crate::temporal::{self, CleanupStop};
 use crate::yard::Yard;
 
 /// Look for orphaned sandboxes and remove them, until stopped.
@@ -72,13 +73,8 @@ impl CleanupArgs {
         with_flags(global, flags, async |yard| {
             let s = &yard.settings;
             if s.engine == EngineKind::Temporal {
-                temporal::start_cleanup(yard).await?;
-                if out.json {
-                    out.json(&json!({ "schema": "forkyard.cleanup/1", "started": true }))?;
-                } else {
-                    out.line("Every host with a worker looks for orphaned sandboxes until `forkyard stop-cleanup`.")?;
-                }
-                return Ok(Exit::Success);
+                let (started, notice) = temporal::start_cleanup(yard).await?;
+                return tell_started(&started, notice.as_deref(), out);
             }
             let config =
                 SweepConfig { interval: s.cleanup_interval.as_duration(), max_age: s.cleanup_max_age };
@@ -113,9 +109,19 @@ impl StopCleanupArgs {
         with_flags(global, flags, async |yard| {
             if yard.settings.engine == EngineKind::Temporal {
                 return match temporal::stop_cleanup(yard).await? {
-                    Some(stats) => tell(&stats, out),
-                    None => Err(CliError::usage("no cleanup is under way on this task queue")
-                        .hint("`forkyard cleanup --engine temporal` starts one")),
+                    CleanupStop::Stopped(stats) => tell(&stats, out),
+                    CleanupStop::Told(notice) => {
+                        if out.json {
+                            out.json(&json!({ "schema": "forkyard.cleanup/1", "notice": notice }))?;
+                        } else {
+                            out.line(&notice)?;
+                        }
+                        Ok(Exit::Success)
+                    }
+                    CleanupStop::NotRunning => {
+                        Err(CliError::usage("no cleanup is under way on this task queue")
+                            .hint("`forkyard cleanup --engine temporal` starts one"))
+                    }
                 };
             }
             sweep::stop_sweeping(&*yard.store).await.map_err(store_error)?;
@@ -152,6 +158,28 @@ async fn sweep_all(providers: &[Arc<dyn Provider>]) {
             tracing::warn!(error = %e, "leftovers of sandboxes were not all removed");
         }
     }
+}
+
+fn tell_started(started: &CleanupStarted, notice: Option<&str>, out: &mut Output<'_>) -> Result<Exit> {
+    let CleanupStarted { anew, interval } = started;
+    if out.json {
+        out.json(&json!({
+            "schema": "forkyard.cleanup/1", "started": anew, "interval_ms": interval, "notice": notice,
+        }))?;
+        return Ok(Exit::Success);
+    }
+    let every = interval.map_or(String::new(), |i| format!(" every {i}"));
+    let stop = "forkyard stop-cleanup --engine temporal";
+    out.line(&match anew {
+        true => format!("Every host with a worker looks for orphaned sandboxes{every}, until: {stop}"),
+        false => format!(
+            "A cleanup is under way already: every host looks{every}. To change that, stop it first: {stop}"
+        ),
+    })?;
+    if let Some(notice) = notice {
+        out.line(notice)?;
+    }
+    Ok(Exit::Success)
 }
 
 fn tell(stats: &SweepStats, out: &mut Output<'_>) -> Result<Exit> {

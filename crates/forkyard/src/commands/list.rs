@@ -27,13 +27,16 @@ pub struct ListArgs {
 impl ListArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let query = RunQuery { live: self.live, limit: self.limit as usize, ..RunQuery::default() };
-        let runs = with_place(global, async |place| {
+        let (runs, notice) = with_place(global, async |place| {
             let mut runs = place.runs(&query).await?;
-            temporal::notice(place, &mut runs).await;
-            Ok(runs)
+            let notice = temporal::notice(place, &mut runs).await?;
+            Ok((runs, notice))
         })?;
+        if let Some(notice) = &notice {
+            eprintln!("{notice}");
+        }
         if out.json {
-            out.json(&json!({ "schema": "forkyard.runs/1", "runs": runs }))?;
+            out.json(&json!({ "schema": "forkyard.runs/1", "runs": runs, "notice": notice }))?;
             return Ok(Exit::Success);
         }
         if runs.is_empty() {

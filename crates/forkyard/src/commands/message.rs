@@ -11,6 +11,7 @@ use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::Place;
 use crate::runs::{see_to, the_fork, the_live_run, with_place};
+use crate::temporal;
 
 /// Say something to a running agent; it reads it before its next tool call.
 #[derive(Debug, Clone, Args)]
@@ -34,19 +35,24 @@ impl MessageArgs {
             return Err(CliError::usage("the message is empty").hint("write what to say after RUN/N"));
         }
         let run = &self.target.run;
-        let (forks, detached) = with_place(global, async |place| {
+        let (forks, detached, notice) = with_place(global, async |place| {
             let forks = send(place, &self.target, &content, self.interrupt).await?;
-            let detached = the_live_run(place, run).await?.detached;
-            if !detached {
+            let view = the_live_run(place, run).await?;
+            if !view.detached {
                 see_to(place, global, run).await?;
             }
-            Ok((forks, detached))
+            Ok((forks, view.detached, temporal::waits_for(place, &view).await?))
         })?;
         if out.json {
-            out.json(&json!({ "schema": "forkyard.message/1", "run": run, "forks": forks }))?;
+            out.json(
+                &json!({ "schema": "forkyard.message/1", "run": run, "forks": forks, "notice": notice }),
+            )?;
         } else {
             let names: Vec<String> = forks.iter().map(|n| format!("{run}/{n}")).collect();
             out.line(&format!("Sent to {}.", names.join(", ")))?;
+            if let Some(notice) = notice {
+                out.line(&notice)?;
+            }
             if detached {
                 out.line(&format!(
                     "{run} is detached: it is read when the run goes on. Go on with: forkyard resume {run}"

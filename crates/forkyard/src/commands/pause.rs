@@ -21,16 +21,21 @@ pub struct PauseArgs {
 
 impl PauseArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        let driven = with_place(global, async |place| {
-            let view = the_live_run(place, &self.run).await?;
-            place.command(&self.run, Command::Pause).await?;
-            let Some(yard) = place.here() else { return Ok(true) };
-            if view.engine == EngineKind::Temporal {
-                return temporal::has_worker(yard).await;
-            }
-            Ok(yard.engine.is_driven(&self.run).await.map_err(engine_error)? || has_worker(yard).await?)
-        })?;
         let run = &self.run;
+        let (driven, notice) = with_place(global, async |place| {
+            let view = the_live_run(place, run).await?;
+            place.command(run, Command::Pause).await?;
+            let Some(yard) = place.here() else { return Ok((true, None)) };
+            if view.engine == EngineKind::Temporal {
+                return Ok((true, temporal::waits_for(place, &view).await?));
+            }
+            let driven = yard.engine.is_driven(run).await.map_err(engine_error)? || has_worker(yard).await?;
+            Ok((driven, None))
+        })?;
+        if let Some(notice) = notice {
+            out.stored("pause", run, &notice)?;
+            return Ok(Exit::Success);
+        }
         let text = if driven {
             format!("Pausing {run}: requests that are under way end first. Go on with: forkyard resume {run}")
         } else {

@@ -8,6 +8,7 @@ use crate::exit::Exit;
 use crate::follow;
 use crate::output::Output;
 use crate::runs::{leave_to_worker, the_live_run, with_place};
+use crate::temporal;
 
 /// Resume a run that is paused, detached or crashed, and drive it if nobody else does.
 #[derive(Debug, Clone, Args)]
@@ -23,8 +24,12 @@ pub struct ResumeArgs {
 impl ResumeArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         with_place(global, async |place| {
-            the_live_run(place, &self.run).await?;
+            let view = the_live_run(place, &self.run).await?;
             place.command(&self.run, Command::Resume).await?;
+            if let Some(notice) = temporal::waits_for(place, &view).await? {
+                out.stored("resume", &self.run, &notice)?;
+                return Ok(Exit::Success);
+            }
             if self.no_wait {
                 leave_to_worker(place, global, &self.run).await?;
                 let text = format!("{0} goes on. Follow it with: forkyard logs -f {0}", self.run);

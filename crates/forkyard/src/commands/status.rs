@@ -29,7 +29,10 @@ impl StatusArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         with_place(global, async |place| {
             let mut view = the_run(place, &self.target.run).await?;
-            temporal::notice(place, std::slice::from_mut(&mut view)).await;
+            let notice = temporal::notice(place, std::slice::from_mut(&mut view)).await?;
+            if let Some(notice) = &notice {
+                eprintln!("{notice}");
+            }
             if let Some(n) = self.target.fork {
                 let fork = the_fork(place, &view.id, n).await?;
                 let result = RunResult::read(place, &view).await?;
@@ -43,7 +46,7 @@ impl StatusArgs {
                 if out.json {
                     out.json(&json!({
                         "schema": "forkyard.fork/1", "fork": fork, "result": result, "commits": commits,
-                        "commits_left_out": left_out,
+                        "commits_left_out": left_out, "notice": notice,
                     }))?;
                 } else {
                     out.text(&one_fork(&fork, result, &commits, left_out.as_deref()))?;
@@ -55,6 +58,7 @@ impl StatusArgs {
                 let mut json = serde_json::to_value(&result).map_err(std::io::Error::from)?;
                 json["repo"] = forkyard_engine::git::shown_url(&view.repo).into();
                 json["progress"] = json!(view.progress);
+                json["notice"] = json!(notice);
                 for (key, on) in
                     [("paused", view.paused), ("detached", view.detached), ("cancelling", view.cancelling)]
                 {

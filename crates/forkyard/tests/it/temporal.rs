@@ -45,6 +45,10 @@ fn the_demo_runs_on_temporal() {
     let run = listed["runs"][0]["id"].as_str().unwrap_or_else(|| panic!("{listed}"));
     let results = query(&server, &format!("forkyard/{run}"), "results");
     assert_eq!((&results["outcome"], &results["total_forks"]), (&json!("success"), &json!(4)), "{results}");
+    assert!(results["total_duration_seconds"].is_u64(), "{results}");
+    let best = results["results"].as_array().unwrap().iter().find(|f| f["fork_num"] == results["winner"]);
+    let best = best.unwrap_or_else(|| panic!("{results}"));
+    assert!(best["sandbox_id"].is_string() && best["output"].as_str() > Some(""), "{best}");
     let progress = query(&server, &format!("forkyard/{run}"), "progress");
     assert_eq!((&progress["status"], &progress["in_progress"]), (&json!("ended"), &json!(0)), "{progress}");
     // Nothing is left of it.
@@ -70,6 +74,11 @@ fn a_run_is_steered_by_commands_and_by_signals() {
     server.cli(&["workflow", "signal", "--workflow-id", &id, "--name", "resume"]).unwrap();
     until("it goes on", || !paused());
     until("readers know it", || w.json(&["status", &run, "--json"])["paused"] == json!(false));
+    until("the service's search knows its forks' phase", || {
+        let query = format!("ForkyardRun = \"{run}\" AND ForkyardStatus = \"agent\"");
+        let found = server.cli(&["workflow", "list", "--query", &query, "-o", "json"]).unwrap();
+        found.contains(&format!("{id}/0"))
+    });
     let status = query(&server, &format!("{id}/0"), "status");
     assert_eq!(status["phase"], "agent", "{status}");
     // A worker that is stopped hands back what it does, and the next one goes on with it.
@@ -144,6 +153,71 @@ fn what_is_not_there_is_named() {
     assert_eq!(ran.code, 2, "{}", ran.stderr);
     assert!(ran.stderr.contains("temporal.api_key") && !ran.stderr.contains("sk-secret"), "{}", ran.stderr);
     assert_eq!(w.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 0, "nothing was stored");
+
+    let Some(server) = Temporal::start() else { return };
+    let _worker = worker_at(&w, &server);
+    let run = w.started();
+    server.kill();
+    let address = server.address();
+    let old = format!("Temporal at {address} does not answer: shown as last recorded");
+    for args in [&["status", &run][..], &["status", &format!("{run}/0")], &["list"]] {
+        let ran = w.run(args);
+        assert_eq!(ran.code, 0, "{}", ran.stderr);
+        assert!(ran.stderr.contains(&old) && ran.stdout.contains(&run), "{}{}", ran.stdout, ran.stderr);
+    }
+    assert_eq!(w.json(&["status", &run, "--json"])["notice"], json!(old));
+    assert_eq!(w.json(&["list", "--json"])["notice"], json!(old));
+    let stored = format!("it is stored; it will be heard when Temporal at {address} is back");
+    for args in [&["pause", &run][..], &["resume", &run], &["message", &run, "hello"], &["cancel", &run]] {
+        let ran = w.run(args);
+        assert_eq!(ran.code, 0, "{args:?}: {}", ran.stderr);
+        assert!(ran.stdout.contains(&stored), "{args:?}: {}{}", ran.stdout, ran.stderr);
+    }
+    server.restart();
+    until("it is heard", || w.json(&["status", &run, "--json"])["outcome"] == json!("cancelled"));
+}
+
+/// The service remembers the polls of a dead worker for minutes.
+#[test]
+fn a_worker_that_was_killed_is_missed_at_once() {
+    let Some(server) = Temporal::start() else { return };
+    let w = World::with_commit();
+    let mut worker = worker_at(&w, &server);
+    w.ended(&[]);
+    worker.0.kill().unwrap();
+    worker.0.wait().unwrap();
+    let nobody = "No worker polls the task queue sandbox-orchestration";
+    let ran = w.fork(&["--no-wait"]);
+    assert!(ran.stdout.contains(nobody), "{}{}", ran.stdout, ran.stderr);
+    let listed = w.json(&["list", "--json", "--live"]);
+    let run = listed["runs"][0]["id"].as_str().unwrap();
+    assert!(listed["notice"].as_str().unwrap().contains(nobody), "{listed}");
+    let ran = w.run(&["status", run]);
+    assert!(ran.stderr.contains(nobody), "{}{}", ran.stdout, ran.stderr);
+    let commands = [&["pause", run][..], &["resume", run], &["cancel", run], &["cleanup"], &["stop-cleanup"]];
+    for args in commands {
+        let ran = w.run(args);
+        assert_eq!(ran.code, 0, "{args:?}: {}", ran.stderr);
+        assert!(ran.stdout.contains(nobody), "{args:?}: {}{}", ran.stdout, ran.stderr);
+        assert!(!ran.stdout.contains("forkyard resume"), "that would bring nobody: {}", ran.stdout);
+    }
+    let _next = self::worker(&w);
+    until("it is heard", || w.json(&["status", run, "--json"])["outcome"] == json!("cancelled"));
+}
+
+/// Histories carry the beginning of what an agent says at its end.
+#[test]
+fn last_words_are_shown_whole() {
+    let Some(server) = Temporal::start() else { return };
+    let w = World::with_commit();
+    let _worker = worker_at(&w, &server);
+    let words = "A long story. ".repeat(1000);
+    w.write(&w.script(), &format!("name = \"talks\"\n[[turn]]\ntext = \"{words}\"\n"));
+    let run = w.ended(&["-f", "1"]);
+    let shown = w.json(&["status", &run, "--json"]);
+    assert_eq!(shown["results"][0]["final_response"].as_str().map(str::trim), Some(words.trim()));
+    let results = query(&server, &format!("forkyard/{run}"), "results");
+    assert_eq!(results["results"][0]["output"], json!(words[..1024]));
 }
 
 #[test]
@@ -151,13 +225,18 @@ fn a_run_waits_for_its_first_worker() {
     let Some(server) = Temporal::start() else { return };
     let w = World::with_commit();
     world(&w, &server);
+    let long = w.dir.path().join("long.txt");
+    w.write(&long, &"x".repeat(250 << 10));
+    let ran = w.fork(&["--prompt-file", long.to_str().unwrap(), "-f", "20", "--no-wait"]);
+    assert_eq!(ran.code, 2, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stderr.contains("Temporal takes 1984 KB"), "{}", ran.stderr);
     let ran = w.fork(&["--no-wait"]);
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
     assert!(ran.stdout.contains("No worker polls the task queue sandbox-orchestration"), "{}", ran.stdout);
     let listed = w.json(&["list", "--json"]);
     let run = listed["runs"][0]["id"].as_str().unwrap();
     let ran = w.run(&["pause", run]);
-    assert!(ran.stdout.contains("Nobody drives"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("It is stored. No worker polls"), "{}", ran.stdout);
     assert_eq!(w.run(&["resume", "--no-wait", run]).code, 0);
     let _worker = worker(&w);
     until("it ends", || w.json(&["status", run, "--json"])["outcome"] == json!("success"));
@@ -172,10 +251,17 @@ fn orphans_are_looked_for_on_every_host_until_that_is_stopped() {
     assert_eq!(w.run(&["stop-cleanup"]).code, 2, "there is none yet");
     let ran = w.run(&["cleanup", "--interval", "1s"]);
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("forkyard stop-cleanup --engine temporal"), "{}", ran.stdout);
     let stats = || query(&server, "forkyard/cleanup/sandbox-orchestration", "stats");
     until("it has looked", || stats()["last_cleanup"].is_u64());
     assert_eq!((&stats()["running"], &stats()["last_error"]), (&json!(true), &Value::Null));
+    let ran = w.run(&["cleanup", "--interval", "5m"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("under way already: every host looks every 1.0s"), "{}", ran.stdout);
     let ran = w.run(&["stop-cleanup", "--json"]);
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
     assert_eq!(stats()["running"], json!(false));
+    let ran = w.run(&["stop-cleanup"]);
+    assert_eq!(ran.code, 2, "it has stopped: {}", ran.stdout);
+    assert!(ran.stderr.contains("no cleanup is under way"), "{}", ran.stderr);
 }

@@ -1,7 +1,7 @@
 //! The compose file, as processes: what it says of workers and of Prometheus, on hosts of their own, without its images.
 
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use test_support::net::Net;
@@ -31,6 +31,24 @@ fn by_default(text: &str) -> String {
     let (variable, after) = rest.split_once('}').unwrap();
     let (_, default) = variable.split_once(":-").unwrap();
     format!("{before}{default}{}", by_default(after))
+}
+
+/// What our own reading of it would not notice: unknown keys, volumes and dependencies that are not there.
+#[test]
+fn the_compose_file_is_one_for_compose() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/compose.yaml");
+    let mut compose = Command::new("docker-compose");
+    compose.arg("-f").arg(file).args(["config", "-q"]).env_remove("POSTGRES_PASSWORD").stdin(Stdio::null());
+    let ran = match compose.output() {
+        Ok(ran) => ran,
+        Err(e) if std::env::var_os("FORKYARD_TEST_REQUIRE").is_none() => {
+            eprintln!("docker-compose is missing: {e}");
+            return;
+        }
+        Err(e) => panic!("docker-compose is missing, cargo xtask setup: {e}"),
+    };
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success() && !said.contains("is not set"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

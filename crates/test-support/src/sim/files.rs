@@ -4,7 +4,8 @@
 //! journal; it continues from the journal, as the real one does. All of it goes through the real store.
 //!
 //! A fork's prompt may say how it behaves, in words: `turns=5`, `pace=100` (milliseconds), `fails=TASK:2` (so often, then not),
-//! `refuses=TASK` (always), `loses=3` (its sandbox is gone after that turn, once).
+//! `refuses=TASK` (always), `loses=3` (its sandbox is gone after that turn, once),
+//! `answers=1000` (bytes of its last words).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -24,7 +25,8 @@ use forkyard_store::{AppendJournal, NewEvent, Reserve, Result as StoreResult, Se
 
 /// What one answer of the model costs.
 pub const COST: Usd = Usd(10);
-const WORST: Usd = Usd(100);
+/// And at most, if nobody hears what it cost.
+pub const WORST: Usd = Usd(100);
 /// Between two tries of a store that is away, or of money that others hold.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -213,7 +215,13 @@ impl FileActivities {
             turn += 1;
         }
         let turns = turn as u32;
-        Ok(Output::Agent(AgentReport { stop: AgentStop::Finished, turns, ..Default::default() }))
+        let final_response = "x".repeat(number(job, "answers").unwrap_or(0));
+        Ok(Output::Agent(AgentReport {
+            stop: AgentStop::Finished,
+            turns,
+            final_response,
+            ..Default::default()
+        }))
     }
 
     async fn send(&self, job: &Job, fork: ForkNum, request: &str) -> Result<(), TaskError> {
