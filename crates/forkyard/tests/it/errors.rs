@@ -29,6 +29,8 @@ fn what_was_written_wrong() {
     let w = World::with_commit();
     let model = w.model();
     let m = model.as_str();
+    w.write(&w.repo().join("prompt.md"), "Work on {{ project }}.\n");
+    w.write(&w.repo().join("wrong.toml"), &format!("prompt = \"x\"\nmodel = \"{m}\"\nprotect = [\"{{\"]\n"));
     let text = transcript(
         &w,
         &[
@@ -46,6 +48,18 @@ fn what_was_written_wrong() {
             &["fork", "-p", "x", "-m", m, "--memory", "1"],
             &["fork", "-p", "x", "-m", m, "--network", "open"],
             &["fork", "-p", "x", "-m", m, "--volume", "a:b"],
+            &["fork", "-p", "x", "-m", m, "--volume", "/nope:/x"],
+            &["fork", "-p", "x", "-m", m, "--log-dir", "a.txt/logs"],
+            &["fork", "-p", "x", "-m", m, "--budget", "0"],
+            &["fork", "-p", "x", "-m", m, "--fork-budget", "0"],
+            &["fork", "-p", "x", "-m", m, "--protect", "["],
+            &["fork", "-p", "x", "-m", m, "--capture", "["],
+            &["fork", "-p", "x", "-m", m, "--allowed-tools", "Foo"],
+            &["fork", "-p", "x", "-m", m, "--disallowed-tools", "Nope"],
+            &["fork", "-p", "x", "-m", m, "--agent-prompt", "prompt.md"],
+            &["fork", "-p", "x", "-m", m, "--allow", "http://foo/"],
+            &["run", "wrong.toml"],
+            &["list"],
             &["fork", "-p", "x", "-m", m, "--secret", "nope"],
             &["fork", "-p", "x", "-m", m, "--until-verified", "2"],
             &["fork", "-p", "x", "-m", m, "--engine", "nonsense"],
