@@ -69,7 +69,7 @@ fn names_a_tool(entry: &str) -> bool {
 }
 
 fn error(field: &str, value: &str, problem: &str, fix: &str) -> FieldError {
-    let value = value.chars().take(MAX_SHOWN_CHARS).collect();
+    let value = value.lines().next().unwrap_or_default().chars().take(MAX_SHOWN_CHARS).collect();
     FieldError { field: field.into(), value, problem: problem.into(), fix: fix.into() }
 }
 

@@ -52,7 +52,7 @@ pub async fn drive(place: &dyn Place, run: &RunId, out: &mut Output<'_>) -> Resu
         }
     });
     // What agents of another machine do is known by what they record.
-    let mut hearing = std::pin::pin!(overhear(place, run));
+    let mut hearing = std::pin::pin!(overhear(place, run, true));
     let mut heard = place.here().is_some();
     let settings = place.settings();
     let color = settings.color;
@@ -105,11 +105,11 @@ pub async fn drive(place: &dyn Place, run: &RunId, out: &mut Output<'_>) -> Resu
     }
 }
 
-/// Takes in what the run's agents record, until it ends.
-async fn overhear(place: &dyn Place, run: &RunId) -> Result<()> {
+/// Takes in what the run's agents have recorded; with `follow`, until it ends.
+pub async fn overhear(place: &dyn Place, run: &RunId, follow: bool) -> Result<()> {
     let whole = Target { run: run.clone(), fork: None };
     let query = EventQuery { kinds: vec!["agent.".into()], ..EventQuery::default() };
-    read(place, &whole, query, true, async |news| {
+    read(place, &whole, query, follow, async |news| {
         if let News::Event(r) = news
             && let Some(fork) = r.stream.fork()
             && let Ok(entry) =
@@ -186,15 +186,7 @@ async fn wait_for_end(place: &dyn Place, run: &RunId) -> Result<RunView> {
 pub async fn board(place: &dyn Place, run: &RunId, doing: &Doing) -> Result<Option<Board>> {
     let Some(view) = place.run(run).await? else { return Ok(None) };
     let mut forks = place.forks(run).await?;
-    let mut texts = std::collections::BTreeMap::new();
-    for f in forks.iter_mut().filter(|f| f.outcome.is_none()) {
-        if let Some(now) = doing.now(run, f.fork) {
-            f.turns = f.turns.max(now.turn);
-            f.tool_calls = f.tool_calls.max(now.tool_calls);
-            f.cost = f.cost.max(now.cost);
-            texts.insert(f.fork, now.text);
-        }
-    }
+    let texts = doing.fill(&mut forks);
     let spent = place.spent(run).await?;
     let now = forkyard_engine::clock::Clock::system().now();
     Ok(Some(Board { run: view, forks, doing: texts, spent, now }))

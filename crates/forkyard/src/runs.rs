@@ -195,6 +195,17 @@ pub async fn is_idle(place: &dyn Place, run: &RunId) -> Result<bool> {
     Ok(yard.store.claimable(CLAIMABLE_LOOK).await.map_err(store_error)?.contains(run))
 }
 
+/// Whether a live run stands still until somebody resumes it: its driver is dead, and no process of this host takes it over.
+pub async fn is_abandoned(place: &dyn Place, view: &RunView) -> Result<bool> {
+    // A server sees to its runs itself, and Temporal to its own.
+    let Some(yard) = place.here() else { return Ok(false) };
+    if view.status == RunStatus::Ended || view.engine == EngineKind::Temporal {
+        return Ok(false);
+    }
+    Ok(!yard.engine.is_driven(&view.id).await.map_err(engine_error)?
+        && (view.detached || !has_worker(yard).await?))
+}
+
 /// Sees to it that a run goes on without this process: a worker is told by the store, or one is started for this run alone.
 pub async fn leave_to_worker(place: &dyn Place, global: &Global, run: &RunId) -> Result<()> {
     let Some(yard) = place.here() else { return Ok(()) };
