@@ -8,7 +8,7 @@ use forkyard_core::policy::{PermissionMode, PolicyConfig};
 use forkyard_core::sandbox::Labels;
 use forkyard_core::spec::ForkSpec;
 use forkyard_core::task::{AgentReport, AgentStop, Base, ErrorClass, Output, TaskError, TaskResult, Tokens};
-use forkyard_core::{ForkNum, Millis, SandboxId, Usd};
+use forkyard_core::{ForkNum, Millis, RunId, SandboxId, Usd};
 use forkyard_sandbox::Sandbox;
 
 use super::checkpoint::read;
@@ -80,7 +80,7 @@ impl Hands {
         };
         match agent.run(job.cancel.clone()).await {
             Ok(outcome) => {
-                let spent = self.spent(&tenure).await;
+                let spent = self.spent(&tenure.run, tenure.fork).await;
                 finished(AgentOutcome { cost: outcome.cost.max(spent), ..outcome })
             }
             Err(e) => Err(self.failed(&tenure, e).await),
@@ -128,9 +128,16 @@ impl Hands {
     }
 
     /// What the ledger says: also for answers that were lost with an attempt, which no journal knows of.
-    pub(super) async fn spent(&self, tenure: &Tenure) -> Usd {
-        let balance = self.store.balance(&tenure.run).await.unwrap_or_default();
-        balance.forks.get(&tenure.fork).map_or(Usd::ZERO, |f| f.spent)
+    pub(super) async fn spent(&self, run: &RunId, fork: ForkNum) -> Usd {
+        let balance = self.store.balance(run).await.unwrap_or_default();
+        balance.forks.get(&fork).map_or(Usd::ZERO, |f| f.spent)
+    }
+
+    /// What the journal says was done, and the ledger was spent, over all attempts. None: they can't be read.
+    pub(super) async fn done(&self, run: &RunId, fork: ForkNum) -> Option<AgentReport> {
+        let report = so_far(&read(&*self.store, run, fork).await.ok()?);
+        let spent = self.spent(run, fork).await;
+        Some(AgentReport { cost: report.cost.max(spent), ..report })
     }
 
     async fn failed(&self, tenure: &Tenure, e: AgentError) -> TaskError {
@@ -147,11 +154,7 @@ impl Hands {
 
     /// With what the journal says was done, and the ledger was spent.
     pub(super) async fn with_report(&self, tenure: &Tenure, mut error: TaskError) -> TaskError {
-        if let Ok(entries) = read(&*tenure.store, &tenure.run, tenure.fork).await {
-            let report = so_far(&entries);
-            let spent = self.spent(tenure).await;
-            error.partial = Some(AgentReport { cost: report.cost.max(spent), ..report });
-        }
+        error.partial = self.done(&tenure.run, tenure.fork).await;
         error
     }
 }

@@ -49,6 +49,7 @@ impl Hands {
             edited_tests: edited_tests(&diff, &job.spec.protect)?,
             commits,
             commits_left_out: left_out,
+            done: self.done(&job.run, Self::fork(job)).await,
         }))
     }
 
