@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use forkyard_agent::JournalEntry;
 use forkyard_core::RunId;
 use forkyard_core::run::Command;
-use forkyard_core::view::{EngineKind, RunOutcome, RunView};
+use forkyard_core::view::{EngineKind, ForkView, RunOutcome, RunView};
 use forkyard_engine::EngineError;
 use forkyard_engine::embedded::DriveEnd;
 use forkyard_engine::ports::Onlooker;
@@ -24,6 +24,7 @@ use crate::place::Place;
 use crate::render::board::Board;
 use crate::render::closing::closing;
 use crate::render::live::Live;
+use crate::render::session::day;
 use crate::results::RunResult;
 use crate::yard::Yard;
 
@@ -209,11 +210,32 @@ pub async fn close(place: &dyn Place, view: &RunView, out: &mut Output<'_>) -> R
         let forks = place.forks(&view.id).await?;
         let style = out.style;
         out.text(&closing(view, &forks, &result, &style))?;
+        for line in kept(place, view, &forks).await? {
+            out.line(&line)?;
+        }
     }
     Ok(match view.outcome {
         Some(RunOutcome::Success) => Exit::Success,
         Some(RunOutcome::Failed | RunOutcome::Cancelled) | None => Exit::Failure,
     })
+}
+
+/// The sandboxes that the run has left to its user: how to get in, and how to be rid of them.
+async fn kept(place: &dyn Place, view: &RunView, forks: &[ForkView]) -> Result<Vec<String>> {
+    if !place.run_log(&view.id).await?.is_some_and(|run| run.spec().keep) {
+        return Ok(vec![]);
+    }
+    let there = place.sandboxes().list().await?;
+    let mine = there.iter().filter(|s| forks.iter().any(|f| f.sandbox.as_ref() == Some(&s.id)));
+    Ok(mine
+        .map(|s| {
+            let until = day(s.deadline);
+            format!(
+                "Kept until {until} UTC: forkyard sandbox shell {0} (remove it: forkyard sandbox rm {0})",
+                s.id
+            )
+        })
+        .collect())
 }
 
 pub fn engine_error(e: EngineError) -> CliError {

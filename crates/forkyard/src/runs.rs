@@ -31,18 +31,22 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 const STILL_REMOVING: &str = "what sandboxes left is still being removed; the next command goes on with it";
 const WORKER_POLL: Duration = Duration::from_millis(50);
 
-/// A command over runs and sandboxes, wherever they are: opens the place that the settings name, does its work in a runtime,
-/// and waits for it.
+/// A command over runs and sandboxes that are there, wherever that is.
 pub fn with_place<T>(global: &Global, work: impl AsyncFnOnce(&dyn Place) -> Result<T>) -> Result<T> {
-    with_place_flags(global, global.flags()?, work)
+    in_place(global.load_leniently(global.flags()?)?.settings, work)
 }
 
+/// A command that lets agents work: what the project's file says of them has to be right.
 pub fn with_place_flags<T>(
     global: &Global,
     flags: Flags,
     work: impl AsyncFnOnce(&dyn Place) -> Result<T>,
 ) -> Result<T> {
-    let settings = global.load(flags)?.settings;
+    in_place(global.load(flags)?.settings, work)
+}
+
+/// Opens the place that the settings name, does its work in a runtime, and waits for it.
+fn in_place<T>(settings: Settings, work: impl AsyncFnOnce(&dyn Place) -> Result<T>) -> Result<T> {
     crate::runtime()?.block_on(async {
         match settings.remote_url.clone() {
             Some(url) => {
