@@ -68,8 +68,10 @@ pub struct ForkResult {
     pub diff: Option<DiffStat>,
     /// Files that were brought back beside the diff.
     pub captured: Vec<String>,
-    /// Tests that it edited. Protected ones are put back before they judge.
+    /// Tests that it edited and that nothing protects.
     pub edited_tests: Vec<String>,
+    /// Protected files that it changed: they are as in the base when it is judged.
+    pub put_back: Vec<String>,
     /// The end of what verify printed.
     pub verify_output: Option<String>,
     /// Why it failed.
@@ -178,6 +180,7 @@ impl ForkResult {
             diff: view.diff,
             captured: collected.map(|c| c.captured.clone()).unwrap_or_default(),
             edited_tests: collected.map(|c| c.edited_tests.clone()).unwrap_or_default(),
+            put_back: collected.map(|c| c.put_back.clone()).unwrap_or_default(),
             verify_output: verdict.map(|v| v.output.clone()),
             error: view.error.clone(),
         }

@@ -70,17 +70,21 @@ pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> 
 /// Of the tests that a fork edited, these many are named.
 const MAX_TESTS_NAMED: usize = 3;
 
-/// A line for each fork that changed tests which nothing protects.
+/// A line for each fork that changed protected files, and for each that changed tests which nothing protects.
 pub fn edited_tests(result: &RunResult) -> Vec<String> {
-    let edited = result.results.iter().filter(|f| !f.edited_tests.is_empty());
-    edited
-        .map(|f| {
-            let names = f.edited_tests.iter().take(MAX_TESTS_NAMED).map(|t| plain(t)).collect::<Vec<_>>();
-            let more = f.edited_tests.len().saturating_sub(MAX_TESTS_NAMED);
+    let mut lines = vec![];
+    for f in &result.results {
+        for (what, files) in [("tests", &f.edited_tests), ("protected files (put back)", &f.put_back)] {
+            if files.is_empty() {
+                continue;
+            }
+            let names: Vec<String> = files.iter().take(MAX_TESTS_NAMED).map(|t| plain(t)).collect();
+            let more = files.len().saturating_sub(MAX_TESTS_NAMED);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("Fork {} edited tests: {}{more}", f.fork_num, names.join(", "))
-        })
-        .collect()
+            lines.push(format!("Fork {} edited {what}: {}{more}", f.fork_num, names.join(", ")));
+        }
+    }
+    lines
 }
 
 /// All that is printed when a run has ended.
