@@ -1,6 +1,7 @@
 //! One attempt of a fork's agent.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forkyard_agent::inference::{Model, SessionSpec};
 use forkyard_agent::{Agent, AgentConfig, AgentError, AgentEvent, AgentOutcome, JournalEntry, Stop};
@@ -17,6 +18,9 @@ use crate::ports::{BaseTree, ForkSink, HostCheckpoints, StoreInbox, StoreJournal
 
 /// Of the final answer, this much goes into the machine's log; the journal has all of it.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
+/// A settlement is one write; a store that is away for longer is not waited for.
+const SETTLE_WITHIN: Duration = Duration::from_secs(2);
+const SETTLE_POLL: Duration = Duration::from_millis(20);
 
 impl Hands {
     pub(super) async fn run_agent(&self, job: &Job, id: &SandboxId, base: &Base) -> TaskResult {
@@ -131,6 +135,27 @@ impl Hands {
     pub(super) async fn spent(&self, run: &RunId, fork: ForkNum) -> Usd {
         let balance = self.store.balance(run).await.unwrap_or_default();
         balance.forks.get(&fork).map_or(Usd::ZERO, |f| f.spent)
+    }
+
+    /// The same once the agent has ended: a request that was broken off is settled in the background, and what stays open is
+    /// closed at its worst case with the fork.
+    async fn settled(&self, run: &RunId, fork: ForkNum) -> Usd {
+        let give_up = tokio::time::Instant::now() + SETTLE_WITHIN;
+        loop {
+            let balance = self.store.balance(run).await.unwrap_or_default();
+            let mine = balance.forks.get(&fork).copied().unwrap_or_default();
+            if mine.reserved == Usd::ZERO || tokio::time::Instant::now() >= give_up {
+                return mine.spent + mine.reserved;
+            }
+            tokio::time::sleep(SETTLE_POLL).await;
+        }
+    }
+
+    /// What an agent that has ended, however it did, has done and spent.
+    pub(super) async fn done_at_last(&self, run: &RunId, fork: ForkNum) -> Option<AgentReport> {
+        let settled = self.settled(run, fork).await;
+        let report = self.done(run, fork).await?;
+        Some(AgentReport { cost: report.cost.max(settled), ..report })
     }
 
     /// What the journal says was done, and the ledger was spent, over all attempts. None: they can't be read.

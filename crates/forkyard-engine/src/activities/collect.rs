@@ -50,7 +50,7 @@ impl Hands {
             commits,
             commits_left_out: left_out,
             put_back: put_back(&diff, &job.spec.protect)?,
-            done: self.done(&job.run, Self::fork(job)).await,
+            done: self.done_at_last(&job.run, Self::fork(job)).await,
         }))
     }
 

@@ -137,6 +137,10 @@ fn one_fork(
             .filter(|r| !r.edited_tests.is_empty())
             .map(|r| format!("edited {}", r.edited_tests.join(", "))),
     );
+    line(
+        "put back",
+        result.filter(|r| !r.put_back.is_empty()).map(|r| format!("protected {}", r.put_back.join(", "))),
+    );
     for (title, text) in [
         ("It said:", result.and_then(|r| r.final_response.as_deref())),
         ("Verify said:", result.and_then(|r| r.verify_output.as_deref())),
