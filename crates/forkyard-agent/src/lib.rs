@@ -22,3 +22,5 @@ pub use conversation::checkpoints;
 pub use event::{AgentEvent, JournalEntry};
 pub use intercept::{Interceptor, ToolRequest, ToolResponse, Verdict};
 pub use outcome::{AgentError, AgentOutcome, Stop};
+pub use session::check_template;
+pub use tools::names as tool_names;

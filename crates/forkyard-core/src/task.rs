@@ -126,7 +126,7 @@ pub enum Output {
 }
 
 /// What an agent did, over all attempts so far.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentReport {
     pub stop: AgentStop,
     pub final_response: String,
@@ -193,6 +193,12 @@ pub struct Collected {
     /// Why commits that were made inside are not among the result's: their files are.
     #[serde(default)]
     pub commits_left_out: Option<String>,
+    /// Protected files that it changed: they are as in the base when it is judged.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub put_back: Vec<String>,
+    /// What journal and ledger said by then. An agent that was stopped or lost has not said it itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub done: Option<AgentReport>,
 }
 
 /// What verify and score said.

@@ -3,6 +3,7 @@
 
 pub mod activities;
 pub mod activity;
+mod check;
 pub mod clock;
 pub mod embedded;
 mod error;

@@ -2,6 +2,7 @@
 //! that repository lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use forkyard_core::view::RunView;
 use forkyard_core::{ForkNum, RunId};
@@ -137,15 +138,24 @@ pub async fn compare(
     view: &RunView,
     forks: &[ForkNum],
 ) -> Result<Comparison, GitError> {
-    let mut changes: BTreeMap<ForkNum, Changes> = BTreeMap::new();
+    // Many forks may have come to the same: what is the same is read once.
+    let mut known: BTreeMap<String, Arc<Changes>> = BTreeMap::new();
+    let mut changes: BTreeMap<ForkNum, Arc<Changes>> = BTreeMap::new();
     for fork in forks {
-        if let Some(o) = outcome(git, store, view, *fork).await? {
-            changes.insert(*fork, changes_of(git, &o).await?);
-        }
+        let Some(outcome) = outcome(git, store, view, *fork).await? else { continue };
+        let of_commit = match known.get(outcome.commit.as_str()) {
+            Some(of_commit) => of_commit.clone(),
+            None => {
+                let of_commit = Arc::new(changes_of(git, &outcome).await?);
+                known.insert(outcome.commit.as_str().to_string(), of_commit.clone());
+                of_commit
+            }
+        };
+        changes.insert(*fork, of_commit);
     }
     let files = agreement(&changes);
-    let only_files = |c: Changes| c.into_iter().map(|(path, c)| (path, c.file)).collect();
-    Ok(Comparison { changes: changes.into_iter().map(|(n, c)| (n, only_files(c))).collect(), files })
+    let only_files = |c: &Changes| c.iter().map(|(path, c)| (path.clone(), c.file.clone())).collect();
+    Ok(Comparison { changes: changes.iter().map(|(n, c)| (*n, only_files(c))).collect(), files })
 }
 
 async fn changes_of(git: &Git, o: &Outcome) -> Result<Changes, GitError> {
@@ -180,8 +190,8 @@ fn pieces(patch: &[u8]) -> Vec<&[u8]> {
         .collect()
 }
 
-fn agreement(changes: &BTreeMap<ForkNum, Changes>) -> BTreeMap<String, BTreeMap<ForkNum, char>> {
-    let paths: BTreeSet<&String> = changes.values().flat_map(Changes::keys).collect();
+fn agreement(changes: &BTreeMap<ForkNum, Arc<Changes>>) -> BTreeMap<String, BTreeMap<ForkNum, char>> {
+    let paths: BTreeSet<&String> = changes.values().flat_map(|c| c.keys()).collect();
     paths
         .into_iter()
         .map(|path| {

@@ -129,6 +129,15 @@ impl Global {
         let project = if self.no_project_file { Project::None } else { Project::Around(&here) };
         Ok(settings::load(flags, project)?)
     }
+
+    /// Settings of a command over what is there already: a project's file that is wrong, or that nobody trusts, is none of
+    /// its business and is left out.
+    pub fn load_leniently(&self, flags: Flags) -> Result<Resolved> {
+        match self.load(flags.clone()) {
+            Ok(resolved) => Ok(resolved),
+            Err(_) => Ok(settings::load(flags, Project::None)?),
+        }
+    }
 }
 
 impl Cli {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use forkyard_agent::ports::LiveEvent;
 use forkyard_agent::{AgentEvent, JournalEntry};
+use forkyard_core::view::ForkView;
 use forkyard_core::{ForkNum, RunId, Usd};
 use forkyard_engine::ports::Onlooker;
 
@@ -48,6 +49,19 @@ impl Doing {
     }
     pub fn now(&self, run: &RunId, fork: ForkNum) -> Option<Now> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner).get(&(run.clone(), fork)).cloned()
+    }
+    /// Puts what is known into the rows of forks at work, and says what each does.
+    pub fn fill(&self, forks: &mut [ForkView]) -> BTreeMap<ForkNum, String> {
+        let mut texts = BTreeMap::new();
+        for f in forks.iter_mut().filter(|f| f.outcome.is_none()) {
+            if let Some(now) = self.now(&f.run, f.fork) {
+                f.turns = f.turns.max(now.turn);
+                f.tool_calls = f.tool_calls.max(now.tool_calls);
+                f.cost = f.cost.max(now.cost);
+                texts.insert(f.fork, now.text);
+            }
+        }
+        texts
     }
     fn with(&self, run: &RunId, fork: ForkNum, f: impl FnOnce(&mut Now)) {
         let mut all = self.now.lock().unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use forkyard_agent::JournalEntry;
 use forkyard_core::RunId;
 use forkyard_core::run::Command;
-use forkyard_core::view::{EngineKind, RunOutcome, RunView};
+use forkyard_core::view::{EngineKind, ForkView, RunOutcome, RunView};
 use forkyard_engine::EngineError;
 use forkyard_engine::embedded::DriveEnd;
 use forkyard_engine::ports::Onlooker;
@@ -24,6 +24,7 @@ use crate::place::Place;
 use crate::render::board::Board;
 use crate::render::closing::closing;
 use crate::render::live::Live;
+use crate::render::session::day;
 use crate::results::RunResult;
 use crate::yard::Yard;
 
@@ -53,7 +54,7 @@ pub async fn drive(place: &dyn Place, run: &RunId, out: &mut Output<'_>) -> Resu
         }
     });
     // What agents of another machine do is known by what they record.
-    let mut hearing = std::pin::pin!(overhear(place, run));
+    let mut hearing = std::pin::pin!(overhear(place, run, true));
     let mut heard = place.here().is_some();
     let settings = place.settings();
     let color = settings.color;
@@ -111,11 +112,11 @@ pub async fn drive(place: &dyn Place, run: &RunId, out: &mut Output<'_>) -> Resu
     }
 }
 
-/// Takes in what the run's agents record, until it ends.
-async fn overhear(place: &dyn Place, run: &RunId) -> Result<()> {
+/// Takes in what the run's agents have recorded; with `follow`, until it ends.
+pub async fn overhear(place: &dyn Place, run: &RunId, follow: bool) -> Result<()> {
     let whole = Target { run: run.clone(), fork: None };
     let query = EventQuery { kinds: vec!["agent.".into()], ..EventQuery::default() };
-    read(place, &whole, query, true, async |news| {
+    read(place, &whole, query, follow, async |news| {
         if let News::Event(r) = news
             && let Some(fork) = r.stream.fork()
             && let Ok(entry) =
@@ -137,13 +138,17 @@ async fn is_elsewhere(place: &dyn Place, run: &RunId) -> Result<bool> {
     Ok(!yard.engine.is_driving(run) && yard.engine.is_driven(run).await.map_err(engine_error)?)
 }
 
+/// What a user is told who let go of a run.
+pub fn detached(run: &RunId) -> String {
+    format!("Detached. Go on with: forkyard resume {run}\nOr end it with: forkyard cancel {run}")
+}
+
 /// Drives and shows a run, and says at its end what came of it.
 pub async fn to_the_end(place: &dyn Place, run: &RunId, out: &mut Output<'_>) -> Result<Exit> {
     match drive(place, run, out).await? {
         Left::Ended(view) => close(place, &view, out).await,
         Left::Detached => {
-            let text =
-                format!("Detached. Go on with: forkyard resume {run}\nOr end it with: forkyard cancel {run}");
+            let text = detached(run);
             out.said("forkyard.command/1", "detach", run, &text)?;
             Ok(Exit::Interrupted)
         }
@@ -193,15 +198,7 @@ async fn wait_for_end(place: &dyn Place, run: &RunId) -> Result<RunView> {
 pub async fn board(place: &dyn Place, run: &RunId, doing: &Doing) -> Result<Option<Board>> {
     let Some(view) = place.run(run).await? else { return Ok(None) };
     let mut forks = place.forks(run).await?;
-    let mut texts = std::collections::BTreeMap::new();
-    for f in forks.iter_mut().filter(|f| f.outcome.is_none()) {
-        if let Some(now) = doing.now(run, f.fork) {
-            f.turns = f.turns.max(now.turn);
-            f.tool_calls = f.tool_calls.max(now.tool_calls);
-            f.cost = f.cost.max(now.cost);
-            texts.insert(f.fork, now.text);
-        }
-    }
+    let texts = doing.fill(&mut forks);
     let spent = place.spent(run).await?;
     let now = forkyard_engine::clock::Clock::system().now();
     Ok(Some(Board { run: view, forks, doing: texts, spent, now }))
@@ -224,11 +221,32 @@ pub async fn close(place: &dyn Place, view: &RunView, out: &mut Output<'_>) -> R
         let forks = place.forks(&view.id).await?;
         let style = out.style;
         out.text(&closing(view, &forks, &result, &style))?;
+        for line in kept(place, view, &forks).await? {
+            out.line(&line)?;
+        }
     }
     Ok(match view.outcome {
         Some(RunOutcome::Success) => Exit::Success,
         Some(RunOutcome::Failed | RunOutcome::Cancelled) | None => Exit::Failure,
     })
+}
+
+/// The sandboxes that the run has left to its user: how to get in, and how to be rid of them.
+async fn kept(place: &dyn Place, view: &RunView, forks: &[ForkView]) -> Result<Vec<String>> {
+    if !place.run_log(&view.id).await?.is_some_and(|run| run.spec().keep) {
+        return Ok(vec![]);
+    }
+    let there = place.sandboxes().list().await?;
+    let mine = there.iter().filter(|s| forks.iter().any(|f| f.sandbox.as_ref() == Some(&s.id)));
+    Ok(mine
+        .map(|s| {
+            let until = day(s.deadline);
+            format!(
+                "Kept until {until} UTC: forkyard sandbox shell {0} (remove it: forkyard sandbox rm {0})",
+                s.id
+            )
+        })
+        .collect())
 }
 
 pub fn engine_error(e: EngineError) -> CliError {

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(e) => {
             if cli.global.json {
-                let _ = out.json(&e.json());
+                let _ = out.json_line(&e.json());
             }
             let _ = std::io::stderr().write_all(e.render(&Style::stderr(color)).as_bytes());
             e.exit.into()

@@ -39,7 +39,8 @@ impl<'a> Output<'a> {
     /// What a command did to a run, for people or for programs.
     pub fn said(&mut self, schema: &str, command: &str, run: &RunId, text: &str) -> Result<()> {
         if self.json {
-            return self.json(&serde_json::json!({ "schema": schema, "command": command, "run": run }));
+            // It may close a stream of records, so it is one.
+            return self.json_line(&serde_json::json!({ "schema": schema, "command": command, "run": run }));
         }
         self.line(text)
     }

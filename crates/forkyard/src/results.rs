@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 
 use forkyard_agent::{AgentEvent, JournalEntry};
-use forkyard_core::ForkNum;
 use forkyard_core::fork;
 use forkyard_core::rank::Ranking;
-use forkyard_core::view::{DiffStat, EngineKind, ForkOutcome, ForkView, RunOutcome, RunStatus, RunView};
+use forkyard_core::run::Run;
+use forkyard_core::view::{
+    DiffStat, EngineKind, ForkOutcome, ForkView, Lifecycle, RunOutcome, RunStatus, RunView,
+};
+use forkyard_core::{Attempt, ForkNum, Millis, Usd};
 use forkyard_store::EventQuery;
 use forkyard_temporal::wire::MAX_WORDS_BYTES;
 use serde::Serialize;
@@ -70,8 +73,10 @@ pub struct ForkResult {
     pub diff: Option<DiffStat>,
     /// Files that were brought back beside the diff.
     pub captured: Vec<String>,
-    /// Tests that it edited. Protected ones are put back before they judge.
+    /// Tests that it edited and that nothing protects.
     pub edited_tests: Vec<String>,
+    /// Protected files that it changed: they are as in the base when it is judged.
+    pub put_back: Vec<String>,
     /// The end of what verify printed.
     pub verify_output: Option<String>,
     /// Why it failed.
@@ -99,10 +104,23 @@ pub struct Totals {
 impl RunResult {
     /// What the store and the run's log say now.
     pub(crate) async fn read(place: &dyn Place, view: &RunView) -> Result<RunResult> {
-        let forks = place.forks(&view.id).await?;
+        Ok(RunResult::read_with_forks(place, view).await?.0)
+    }
+
+    /// The same, and the forks' rows: with what is known of those at work, and with those that wait.
+    pub(crate) async fn read_with_forks(
+        place: &dyn Place,
+        view: &RunView,
+    ) -> Result<(RunResult, Vec<ForkView>)> {
+        let mut forks = place.forks(&view.id).await?;
         let Some(state) = place.run_log(&view.id).await? else {
-            return Ok(RunResult::new(view, &forks, &BTreeMap::new(), None));
+            return Ok((RunResult::new(view, &forks, &BTreeMap::new(), None), forks));
         };
+        if view.outcome.is_none() {
+            place.doing().fill(&mut forks);
+            forks.extend(waiting(view, &state, &forks));
+            forks.sort_by_key(|f| f.fork);
+        }
         let ended: BTreeMap<ForkNum, &fork::ForkResult> = state.results().map(|r| (r.fork, r)).collect();
         let mut result = RunResult::new(view, &forks, &ended, Some(state.ranking().clone()));
         for r in result.results.iter_mut().filter(|_| view.engine == EngineKind::Temporal) {
@@ -110,7 +128,7 @@ impl RunResult {
                 *said = whole_words(place, view, r.fork_num, said).await?;
             }
         }
-        Ok(result)
+        Ok((result, forks))
     }
 
     pub(crate) fn new(
@@ -122,15 +140,17 @@ impl RunResult {
         let results: Vec<ForkResult> =
             forks.iter().map(|f| ForkResult::new(f, ended.get(&f.fork).copied())).collect();
         let successful = results.iter().filter(|r| r.success).count();
+        // Where the base failed, no fork has a row.
+        let total_forks = results.len().max(view.progress.total_forks as usize);
         RunResult {
             schema: "forkyard.run/1",
             run: view.id.to_string(),
             status: view.status,
             outcome: view.outcome,
-            total_forks: results.len(),
+            total_forks,
             successful,
-            failed: results.len() - successful,
-            total_cost_usd: results.iter().map(|r| r.total_cost).sum(),
+            failed: total_forks - successful,
+            total_cost_usd: sum(results.iter().map(|r| r.total_cost)),
             totals: Totals::of(&results),
             winner: view.winner,
             ranking,
@@ -186,10 +206,48 @@ impl ForkResult {
             diff: view.diff,
             captured: collected.map(|c| c.captured.clone()).unwrap_or_default(),
             edited_tests: collected.map(|c| c.edited_tests.clone()).unwrap_or_default(),
+            put_back: collected.map(|c| c.put_back.clone()).unwrap_or_default(),
             verify_output: verdict.map(|v| v.output.clone()),
             error: view.error.clone(),
         }
     }
+}
+
+/// Of nothing it is 0.0; the standard library's is -0.0.
+fn sum(numbers: impl Iterator<Item = f64>) -> f64 {
+    numbers.fold(0.0, |a, b| a + b)
+}
+
+/// Rows of the forks that have not begun: the store has none of them.
+fn waiting(view: &RunView, state: &Run, begun: &[ForkView]) -> Vec<ForkView> {
+    (0..state.fork_count() as ForkNum)
+        .filter(|n| begun.iter().all(|f| f.fork != *n))
+        .filter_map(|n| Some((n, state.fork_spec(n)?)))
+        .map(|(fork, spec)| ForkView {
+            run: view.id.clone(),
+            fork,
+            attempt: Attempt(0),
+            lifecycle: Lifecycle::Pending,
+            phase: "pending".into(),
+            outcome: None,
+            sandbox: None,
+            name: spec.name.clone(),
+            model: spec.model.clone(),
+            verified: None,
+            score: None,
+            turns: 0,
+            tool_calls: 0,
+            cost: Usd::ZERO,
+            tokens: 0,
+            diff: None,
+            driven: Millis::ZERO,
+            created_at: view.created_at,
+            updated_at: view.updated_at,
+            started_at: None,
+            ended_at: None,
+            error: None,
+        })
+        .collect()
 }
 
 impl Totals {
@@ -198,7 +256,7 @@ impl Totals {
         let turns: u64 = results.iter().map(|r| u64::from(r.turns)).sum();
         let tool_calls: u64 = results.iter().map(|r| u64::from(r.tool_calls)).sum();
         let tokens: u64 = results.iter().map(|r| r.total_tokens).sum();
-        let time: f64 = results.iter().map(|r| r.execution_time).sum();
+        let time = sum(results.iter().map(|r| r.execution_time));
         Totals {
             success_rate: mean(results.iter().filter(|r| r.success).count() as f64),
             turns,
@@ -208,7 +266,7 @@ impl Totals {
             average_turns: mean(turns as f64),
             average_tool_calls: mean(tool_calls as f64),
             average_tokens: mean(tokens as f64),
-            average_cost: mean(results.iter().map(|r| r.total_cost).sum()),
+            average_cost: mean(sum(results.iter().map(|r| r.total_cost))),
             average_time: mean(time),
         }
     }

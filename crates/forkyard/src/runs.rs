@@ -31,18 +31,22 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(5);
 const STILL_REMOVING: &str = "what sandboxes left is still being removed; the next command goes on with it";
 const WORKER_POLL: Duration = Duration::from_millis(50);
 
-/// A command over runs and sandboxes, wherever they are: opens the place that the settings name, does its work in a runtime,
-/// and waits for it.
+/// A command over runs and sandboxes that are there, wherever that is.
 pub fn with_place<T>(global: &Global, work: impl AsyncFnOnce(&dyn Place) -> Result<T>) -> Result<T> {
-    with_place_flags(global, global.flags()?, work)
+    in_place(global.load_leniently(global.flags()?)?.settings, work)
 }
 
+/// A command that lets agents work: what the project's file says of them has to be right.
 pub fn with_place_flags<T>(
     global: &Global,
     flags: Flags,
     work: impl AsyncFnOnce(&dyn Place) -> Result<T>,
 ) -> Result<T> {
-    let settings = global.load(flags)?.settings;
+    in_place(global.load(flags)?.settings, work)
+}
+
+/// Opens the place that the settings name, does its work in a runtime, and waits for it.
+fn in_place<T>(settings: Settings, work: impl AsyncFnOnce(&dyn Place) -> Result<T>) -> Result<T> {
     crate::runtime()?.block_on(async {
         match settings.remote_url.clone() {
             Some(url) => {
@@ -193,6 +197,17 @@ pub async fn is_idle(place: &dyn Place, run: &RunId) -> Result<bool> {
     // A server sees to its runs itself.
     let Some(yard) = place.here() else { return Ok(false) };
     Ok(yard.store.claimable(CLAIMABLE_LOOK).await.map_err(store_error)?.contains(run))
+}
+
+/// Whether a live run stands still until somebody resumes it: its driver is dead, and no process of this host takes it over.
+pub async fn is_abandoned(place: &dyn Place, view: &RunView) -> Result<bool> {
+    // A server sees to its runs itself, and Temporal to its own.
+    let Some(yard) = place.here() else { return Ok(false) };
+    if view.status == RunStatus::Ended || view.engine == EngineKind::Temporal {
+        return Ok(false);
+    }
+    Ok(!yard.engine.is_driven(&view.id).await.map_err(engine_error)?
+        && (view.detached || !has_worker(yard).await?))
 }
 
 /// Sees to it that a run goes on without this process: a worker is told by the store, or one is started for this run alone.

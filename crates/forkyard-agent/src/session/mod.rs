@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use checkpoints::Held;
 pub(crate) use handover::known_calls;
+pub use prompt::check_template;
 pub(crate) use prompt::opening;
 pub(crate) use recorder::Recorder;
 

@@ -13,17 +13,43 @@ const FORK: &str = include_str!("fork.jinja");
 /// A template may not compute for ever.
 const TEMPLATE_FUEL: u64 = 100_000;
 
-/// The system prompt and the first message. A user's template may use `sandbox_id`, `fork_num`, `repo`, `branch`, `task`,
-/// `tools` and `workspace`; one that names the fork or its sandbox gives up the cache that forks share.
+/// What a user's template may use. One that names the fork or its sandbox gives up the cache that forks share.
+const PLACEHOLDERS: [&str; 7] = ["sandbox_id", "fork_num", "repo", "branch", "task", "tools", "workspace"];
+
+fn environment<'a>() -> Environment<'a> {
+    let mut env = Environment::new();
+    env.set_undefined_behavior(UndefinedBehavior::Strict);
+    env.set_fuel(Some(TEMPLATE_FUEL));
+    env
+}
+
+/// Whether a user's template can be filled in, before anything is paid for. Err: what is wrong, and what to write instead.
+pub fn check_template(source: &str) -> Result<(), (String, String)> {
+    let fix = || format!("use {}", PLACEHOLDERS.map(|p| format!("{{{{ {p} }}}}")).join(", "));
+    let env = environment();
+    let template = env.template_from_str(source).map_err(|e| (format!("can't be read ({e})"), fix()))?;
+    let given = |name: &str| PLACEHOLDERS.contains(&name) || env.globals().any(|(global, _)| global == name);
+    let mut unknown: Vec<String> =
+        template.undeclared_variables(false).into_iter().filter(|name| !given(name)).collect();
+    unknown.sort();
+    if let Some(name) = unknown.first() {
+        return Err((format!("has no value for {{{{ {name} }}}}"), fix()));
+    }
+    let text = "x";
+    let values = context! {
+        sandbox_id => text, fork_num => 0, repo => text, branch => text, task => text, tools => vec![text], workspace => text,
+    };
+    template.render(values).map(drop).map_err(|e| (format!("can't be filled in ({e})"), fix()))
+}
+
+/// The system prompt and the first message.
 pub(crate) fn opening(
     config: &AgentConfig,
     sandbox_id: &str,
     workspace: &str,
     tools: &[&str],
 ) -> Result<[AgentEvent; 2], AgentError> {
-    let mut env = Environment::new();
-    env.set_undefined_behavior(UndefinedBehavior::Strict);
-    env.set_fuel(Some(TEMPLATE_FUEL));
+    let env = environment();
     let values = context! {
         sandbox_id => sandbox_id,
         fork_num => config.fork,
@@ -96,12 +122,18 @@ mod tests {
         own.prompt_template = Some("Fork {{ fork_num }} of {{ repo }}: {{ tools|join(',') }}".to_string());
         let (system, _) = texts(&opening(&own, "s", "/workspace", &["Bash", "Read"]).unwrap());
         assert_eq!(system, "Fork 2 of https://example.org/r.git: Bash,Read");
+        for good in
+            [own.prompt_template.as_deref().unwrap(), "", "{% for i in range(fork_num) %}{{ i }}{% endfor %}"]
+        {
+            assert_eq!(check_template(good), Ok(()), "{good}");
+        }
         for bad in [
             "{{ nope }}",
             "{% for x in %}",
             "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
         ] {
             own.prompt_template = Some(bad.to_string());
+            assert!(check_template(bad).is_err(), "{bad}");
             assert!(matches!(opening(&own, "s", "/w", &[]), Err(AgentError::Config(_))), "{bad}");
         }
     }

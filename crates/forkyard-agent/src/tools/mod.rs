@@ -181,7 +181,8 @@ pub(crate) fn find(name: &str) -> Option<&'static dyn Tool> {
     TOOLS.iter().find(|(n, _)| *n == name).map(|(_, tool)| *tool)
 }
 
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+/// Every tool that an agent can have.
+pub fn names() -> impl Iterator<Item = &'static str> {
     TOOLS.iter().map(|(name, _)| *name)
 }
 

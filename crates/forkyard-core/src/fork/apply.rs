@@ -177,7 +177,11 @@ impl Fork {
             }
             (Task::Collect { .. }, output) => {
                 if let Output::Collected(c) = output {
-                    self.collected = Some(c.clone());
+                    let mut collected = c.clone();
+                    if let Some(done) = collected.done.take() {
+                        self.note_done(done);
+                    }
+                    self.collected = Some(collected);
                 }
                 self.enter(Phase::Verify);
             }
@@ -244,6 +248,21 @@ impl Fork {
                 self.sandbox_losses = 0;
             }
             self.report = Some(partial.clone());
+        }
+    }
+
+    /// Counts only grow: what the agent itself reported stays where it says more.
+    fn note_done(&mut self, done: AgentReport) {
+        let Some(report) = &mut self.report else {
+            self.report = Some(done);
+            return;
+        };
+        report.turns = report.turns.max(done.turns);
+        report.tool_calls = report.tool_calls.max(done.tool_calls);
+        report.errors = report.errors.max(done.errors);
+        report.cost = report.cost.max(done.cost);
+        if done.tokens.total() > report.tokens.total() {
+            report.tokens = done.tokens;
         }
     }
 

@@ -16,7 +16,7 @@ mod table;
 
 use serde::{Deserialize, Serialize};
 
-pub use tools::ToolKind;
+pub use tools::{ToolKind, is_about};
 
 /// Tool calls of one answer; a model that asks for more is looping.
 pub const DEFAULT_MAX_CALLS_PER_TURN: u32 = 50;

@@ -67,8 +67,13 @@ pub fn judge(config: &PolicyConfig, call: &ToolCall<'_>) -> Decision {
     }
 }
 
+/// Whether an entry of a list is about this tool: `Bash`, `Bash(git *)` and `*` are about Bash.
+pub fn is_about(entry: &str, tool: &str) -> bool {
+    glob::matches(entry.split('(').next().unwrap_or_default().trim(), tool)
+}
+
 pub fn offers(config: &PolicyConfig, tool: &str) -> bool {
-    let names = |pattern: &String| glob::matches(pattern.split('(').next().unwrap_or_default().trim(), tool);
+    let names = |entry: &String| is_about(entry, tool);
     let disallowed = config.disallowed_tools.iter().any(|p| !p.contains('(') && names(p));
     let named = config.allowed_tools.iter().any(names);
     let changes = matches!(ToolKind::of(tool), ToolKind::Command | ToolKind::WriteFile);

@@ -1,7 +1,7 @@
 use forkyard_core::fork::{ForkInput, ForkPlan, Phase};
 use forkyard_core::task::*;
 use forkyard_core::view::{ForkOutcome, Lifecycle, SandboxState, View};
-use forkyard_core::{Attempt, Millis, Timestamp};
+use forkyard_core::{Attempt, Millis, Timestamp, Usd};
 
 use crate::harness::*;
 
@@ -374,4 +374,27 @@ fn an_input_after_the_end_changes_nothing() {
     rig.input(ForkInput::Message);
     rig.input(ForkInput::Timer(Timer::Deadline));
     assert_eq!(rig.log.len(), log);
+}
+
+#[test]
+fn what_was_spent_is_told_of_an_agent_that_could_not_report() {
+    let done = AgentReport { turns: 2, tool_calls: 3, cost: Usd(700), ..Default::default() };
+    let answer = || Ok(Output::Collected(Collected { done: Some(done.clone()), ..collected() }));
+    // Stopped without a word.
+    let mut rig = Rig::new(plan());
+    rig.until(TaskKind::RunAgent);
+    rig.answer(bad(ErrorClass::Permanent));
+    assert_eq!(rig.fork.result().report, None);
+    rig.answer(answer());
+    rig.finish();
+    let r = rig.fork.result();
+    assert_eq!((r.outcome, r.report.as_ref()), (ForkOutcome::Failed, Some(&done)));
+    assert_eq!(r.collected.unwrap().done, None, "it is told once");
+    // Its own word stays where it says more.
+    let mut rig = Rig::new(plan());
+    rig.until(TaskKind::Collect);
+    rig.answer(answer());
+    rig.finish();
+    let r = rig.fork.result().report.unwrap();
+    assert_eq!((r.turns, r.tool_calls, r.cost), (3, 3, Usd(700)));
 }

@@ -458,6 +458,9 @@ fn full_collected() -> Collected {
         edited_tests: vec!["tests/a.rs".into()],
         commits: 2,
         commits_left_out: Some("a commit is not a descendant of the base".into()),
+        // Releases before these have written none.
+        put_back: vec![],
+        done: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! One attempt of a fork's agent.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forkyard_agent::inference::{Model, SessionSpec};
 use forkyard_agent::{Agent, AgentConfig, AgentError, AgentEvent, AgentOutcome, JournalEntry, Stop};
@@ -8,7 +9,7 @@ use forkyard_core::policy::{PermissionMode, PolicyConfig};
 use forkyard_core::sandbox::Labels;
 use forkyard_core::spec::ForkSpec;
 use forkyard_core::task::{AgentReport, AgentStop, Base, ErrorClass, Output, TaskError, TaskResult, Tokens};
-use forkyard_core::{ForkNum, Millis, SandboxId, Usd};
+use forkyard_core::{ForkNum, Millis, RunId, SandboxId, Usd};
 use forkyard_sandbox::Sandbox;
 
 use super::checkpoint::read;
@@ -17,6 +18,9 @@ use crate::ports::{BaseTree, ForkSink, HostCheckpoints, StoreInbox, StoreJournal
 
 /// Of the final answer, this much goes into the machine's log; the journal has all of it.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
+/// A settlement is one write; a store that is away for longer is not waited for.
+const SETTLE_WITHIN: Duration = Duration::from_secs(2);
+const SETTLE_POLL: Duration = Duration::from_millis(20);
 
 impl Hands {
     pub(super) async fn run_agent(&self, job: &Job, id: &SandboxId, base: &Base) -> TaskResult {
@@ -80,7 +84,7 @@ impl Hands {
         };
         match agent.run(job.cancel.clone()).await {
             Ok(outcome) => {
-                let spent = self.spent(&tenure).await;
+                let spent = self.spent(&tenure.run, tenure.fork).await;
                 finished(AgentOutcome { cost: outcome.cost.max(spent), ..outcome })
             }
             Err(e) => Err(self.failed(&tenure, e).await),
@@ -128,9 +132,37 @@ impl Hands {
     }
 
     /// What the ledger says: also for answers that were lost with an attempt, which no journal knows of.
-    pub(super) async fn spent(&self, tenure: &Tenure) -> Usd {
-        let balance = self.store.balance(&tenure.run).await.unwrap_or_default();
-        balance.forks.get(&tenure.fork).map_or(Usd::ZERO, |f| f.spent)
+    pub(super) async fn spent(&self, run: &RunId, fork: ForkNum) -> Usd {
+        let balance = self.store.balance(run).await.unwrap_or_default();
+        balance.forks.get(&fork).map_or(Usd::ZERO, |f| f.spent)
+    }
+
+    /// The same once the agent has ended: a request that was broken off is settled in the background, and what stays open is
+    /// closed at its worst case with the fork.
+    async fn settled(&self, run: &RunId, fork: ForkNum) -> Usd {
+        let give_up = tokio::time::Instant::now() + SETTLE_WITHIN;
+        loop {
+            let balance = self.store.balance(run).await.unwrap_or_default();
+            let mine = balance.forks.get(&fork).copied().unwrap_or_default();
+            if mine.reserved == Usd::ZERO || tokio::time::Instant::now() >= give_up {
+                return mine.spent + mine.reserved;
+            }
+            tokio::time::sleep(SETTLE_POLL).await;
+        }
+    }
+
+    /// What an agent that has ended, however it did, has done and spent.
+    pub(super) async fn done_at_last(&self, run: &RunId, fork: ForkNum) -> Option<AgentReport> {
+        let settled = self.settled(run, fork).await;
+        let report = self.done(run, fork).await?;
+        Some(AgentReport { cost: report.cost.max(settled), ..report })
+    }
+
+    /// What the journal says was done, and the ledger was spent, over all attempts. None: they can't be read.
+    pub(super) async fn done(&self, run: &RunId, fork: ForkNum) -> Option<AgentReport> {
+        let report = so_far(&read(&*self.store, run, fork).await.ok()?);
+        let spent = self.spent(run, fork).await;
+        Some(AgentReport { cost: report.cost.max(spent), ..report })
     }
 
     async fn failed(&self, tenure: &Tenure, e: AgentError) -> TaskError {
@@ -147,11 +179,7 @@ impl Hands {
 
     /// With what the journal says was done, and the ledger was spent.
     pub(super) async fn with_report(&self, tenure: &Tenure, mut error: TaskError) -> TaskError {
-        if let Ok(entries) = read(&*tenure.store, &tenure.run, tenure.fork).await {
-            let report = so_far(&entries);
-            let spent = self.spent(tenure).await;
-            error.partial = Some(AgentReport { cost: report.cost.max(spent), ..report });
-        }
+        error.partial = self.done(&tenure.run, tenure.fork).await;
         error
     }
 }

@@ -49,6 +49,8 @@ impl Hands {
             edited_tests: edited_tests(&diff, &job.spec.protect)?,
             commits,
             commits_left_out: left_out,
+            put_back: put_back(&diff, &job.spec.protect)?,
+            done: self.done_at_last(&job.run, Self::fork(job)).await,
         }))
     }
 
@@ -206,6 +208,13 @@ fn edited_tests(diff: &DiffSummary, protect: &[String]) -> Result<Vec<String>, T
     Ok(paths.take(MAX_NAMED_TESTS).collect())
 }
 
+/// What a result changed and is judged without.
+fn put_back(diff: &DiffSummary, protect: &[String]) -> Result<Vec<String>, TaskError> {
+    let protected = globs(protect)?;
+    let paths = diff.files.iter().map(|f| f.path.clone()).filter(|p| protected.is_match(p));
+    Ok(paths.take(MAX_NAMED_TESTS).collect())
+}
+
 fn is_test(path: &str) -> bool {
     let camel = path.rsplit('/').next().and_then(|n| n.split('.').next()).unwrap_or_default();
     let camel = ["Test", "Tests", "Spec"].iter().any(|end| camel.len() > end.len() && camel.ends_with(end));
@@ -287,5 +296,8 @@ mod tests {
         };
         assert_eq!(edited_tests(&diff, &[]).unwrap(), ["tests/old.rs", "tests/gone.rs", "conftest.py"]);
         assert_eq!(edited_tests(&diff, &["tests/**".into()]).unwrap(), ["conftest.py"]);
+        assert_eq!(put_back(&diff, &[]).unwrap(), Vec::<String>::new());
+        let put_back = put_back(&diff, &["tests/**".into()]).unwrap();
+        assert_eq!(put_back, ["tests/new.rs", "tests/old.rs", "tests/gone.rs"]);
     }
 }

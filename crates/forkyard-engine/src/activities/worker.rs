@@ -190,7 +190,7 @@ impl Hands {
         let _ = sandbox.forget(&call()).await;
         self.inside()?.tokens.revoke(&token).await.map_err(store_error)?;
         let entries = read(&*self.store, &job.run, fork).await?;
-        let spent = self.spent(&tenure).await;
+        let spent = self.spent(&tenure.run, tenure.fork).await;
         let error = match (&end, completed(&entries)) {
             (End::Cancelled, _) => TaskError::new(ErrorClass::Cancelled, "was stopped"),
             (End::Exited(_) | End::Done, Some(done)) => {

@@ -31,7 +31,7 @@ use tracing::Instrument;
 
 use crate::activity::{Activities, Job};
 use crate::clock::Clock;
-use crate::{Engine, EngineError, log};
+use crate::{Engine, EngineError, check, log};
 
 pub use driver::DriveEnd;
 use driver::Scope;
@@ -359,6 +359,7 @@ fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 impl Engine for Embedded {
     async fn submit(&self, id: RunId, spec: RunSpec, key: Option<String>) -> Result<RunId, EngineError> {
         spec.validate(|m| (self.0.models)(m))?;
+        check::run(&spec)?;
         let now = self.0.clock.now();
         let (run, step) = Run::submit(now, id.clone(), spec);
         let events = step.events.iter().map(|e| log::stored(now, e, None)).collect();
@@ -375,6 +376,7 @@ impl Engine for Embedded {
                 .await?
                 .ok_or_else(|| EngineError::NoSuchRun(run.clone()))?;
             state.spec().validate_added(state.fork_count(), forks, |m| (self.0.models)(m))?;
+            check::forks(forks)?;
         }
         let view = self.0.store.run(run).await?.ok_or_else(|| EngineError::NoSuchRun(run.clone()))?;
         if view.status == RunStatus::Ended {

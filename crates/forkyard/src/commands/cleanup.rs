@@ -27,10 +27,10 @@ use crate::yard::Yard;
 /// Look for orphaned sandboxes and remove them, until stopped.
 #[derive(Debug, Clone, Args)]
 pub struct CleanupArgs {
-    /// How often [default: 15m].
+    /// How often; a bare number is minutes [default: 15m].
     #[arg(long, value_name = "DURATION")]
     pub interval: Option<String>,
-    /// Older than this, with no live run, is an orphan [default: 3h].
+    /// Older than this, with no live run, is an orphan; a bare number is minutes [default: 3h].
     #[arg(long, value_name = "DURATION")]
     pub max_age: Option<String>,
     /// Look once and end.
@@ -58,11 +58,27 @@ pub fn duration(flag: &str, text: &str) -> Result<Millis> {
         .map_err(|fix| CliError::usage(format!("{flag} {text:?} can't be used")).hint(fix))
 }
 
+/// Orphans are counted in minutes: an age of seconds that was meant so would remove what is in use.
+fn minutes(flag: &str, text: Option<&str>) -> Result<Option<String>> {
+    let Some(text) = text else { return Ok(None) };
+    let bare = text.trim().parse::<f64>().is_ok();
+    let given = if bare { format!("{}m", text.trim()) } else { text.to_string() };
+    match Millis::parse(&Raw::Text(given.clone())) {
+        Ok(_) => Ok(Some(given)),
+        Err(_) => Err(CliError::usage(format!("{flag} {text:?} can't be used"))
+            .hint("write a duration like 90s, 15m, 2h or 1d; a bare number is minutes")),
+    }
+}
+
 impl CleanupArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let mut flags = global.flags()?;
-        flags.set_option("cleanup.interval", "--interval", self.interval.as_ref());
-        flags.set_option("cleanup.max_age", "--max-age", self.max_age.as_ref());
+        for (key, flag, text) in [
+            ("cleanup.interval", "--interval", &self.interval),
+            ("cleanup.max_age", "--max-age", &self.max_age),
+        ] {
+            flags.set_option(key, flag, minutes(flag, text.as_deref())?.as_ref());
+        }
         flags.set_option("engine.kind", "--engine", self.engine.as_ref());
         if self.once || self.dry_run {
             return with_place_flags(global, flags, async |place| {
@@ -245,4 +261,25 @@ async fn orphans(yard: &Yard, host: &HostYard, max_age: Millis) -> Result<Vec<St
         }
     }
     Ok(orphans)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_number_is_minutes() {
+        let read = |text: &str| {
+            minutes("--max-age", Some(text)).map(|t| Millis::parse(&Raw::Text(t.unwrap())).unwrap())
+        };
+        for (text, seconds) in
+            [("15", 900), (" 180 ", 10_800), ("0.5", 30), ("0", 0), ("90s", 90), ("2h", 7200)]
+        {
+            assert_eq!(read(text).unwrap(), Millis::secs(seconds), "{text}");
+        }
+        for bad in ["x", "", "-1", "NaN", "inf", "1e400"] {
+            assert_eq!(read(bad).unwrap_err().exit, Exit::Usage, "{bad}");
+        }
+        assert_eq!(minutes("--max-age", None).unwrap(), None);
+    }
 }

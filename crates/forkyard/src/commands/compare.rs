@@ -78,21 +78,85 @@ impl CompareArgs {
     }
 }
 
+/// A column for each way that the files were changed. Forks that did the same share one, and those that changed nothing
+/// have none.
 fn matrix(compared: &Comparison) -> Table {
     let Comparison { changes, files } = compared;
-    let titles = changes.keys().map(|n| left(format!("Fork {n}")));
+    let mut columns: Vec<(Vec<Option<char>>, Vec<ForkNum>)> = vec![];
+    for fork in changes.iter().filter(|(_, files)| !files.is_empty()).map(|(fork, _)| *fork) {
+        let letters: Vec<Option<char>> =
+            files.values().map(|variants| variants.get(&fork).copied()).collect();
+        match columns.iter_mut().find(|(known, _)| *known == letters) {
+            Some((_, forks)) => forks.push(fork),
+            None => columns.push((letters, vec![fork])),
+        }
+    }
+    let titles = columns.iter().map(|(_, forks)| {
+        left(format!("{} {}", if forks.len() == 1 { "Fork" } else { "Forks" }, ranges(forks)))
+    });
     let mut table = Table::new(titles.chain(std::iter::once(left("File"))).collect());
-    for (path, variants) in files {
-        let cells = changes.iter().map(|(fork, files)| match (files.get(path), variants.get(fork)) {
-            (Some(change), Some(letter)) => {
-                let (mark, color) = kind(change.kind);
-                let lines =
-                    change.lines.map_or(" binary".to_string(), |l| format!(" +{} -{}", l.added, l.removed));
-                Cell::new(format!("{letter} {mark}{lines}")).color(color)
+    for (row, path) in files.keys().enumerate() {
+        let cells = columns.iter().map(|(letters, forks)| {
+            let change = changes.get(&forks[0]).and_then(|files| files.get(path));
+            match (change, letters[row]) {
+                (Some(change), Some(letter)) => {
+                    let (mark, color) = kind(change.kind);
+                    let lines = change
+                        .lines
+                        .map_or(" binary".to_string(), |l| format!(" +{} -{}", l.added, l.removed));
+                    Cell::new(format!("{letter} {mark}{lines}")).color(color)
+                }
+                (None, _) | (_, None) => Cell::new("·"),
             }
-            (None, _) | (_, None) => Cell::new("·"),
         });
         table.row(cells.chain(std::iter::once(Cell::new(path))).collect());
     }
     table
+}
+
+/// `0-2,5` of numbers that grow.
+fn ranges(forks: &[ForkNum]) -> String {
+    let mut runs: Vec<(ForkNum, ForkNum)> = vec![];
+    for n in forks {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *n => *last = *n,
+            Some(_) | None => runs.push((*n, *n)),
+        }
+    }
+    let texts = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") });
+    texts.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use forkyard_engine::git::{ChangeKind, FileChange, Lines};
+
+    use super::*;
+    use crate::render::Style;
+
+    #[test]
+    fn forks_that_did_the_same_share_a_column() {
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8]), "0-2,5,7-8");
+        let change = |path: &str| FileChange {
+            path: path.into(),
+            kind: ChangeKind::Modified,
+            lines: Some(Lines { added: 1, removed: 0 }),
+            old_mode: 0o100_644,
+            new_mode: 0o100_644,
+        };
+        let mut compared = Comparison::default();
+        for n in 0..100 {
+            let files = if n == 99 { vec![] } else { vec![("a.txt".to_string(), change("a.txt"))] };
+            compared.changes.insert(n, BTreeMap::from_iter(files));
+        }
+        let letters = (0..99).map(|n| (n, if n == 7 { 'b' } else { 'a' })).collect();
+        compared.files.insert("a.txt".into(), letters);
+        assert_eq!(
+            matrix(&compared).render(&Style::PIPE),
+            "Forks 0-6,8-98  Fork 7     File\n\
+             a M +1 -0       b M +1 -0  a.txt\n"
+        );
+    }
 }

@@ -78,7 +78,11 @@ impl ConfigArgs {
             out.line(&format!("Home: {}\n", plain(&resolved.settings.home.display().to_string())))?;
         }
         let style = out.style;
-        out.text(&table.render(&style))?;
+        if table.is_empty() {
+            out.line("Every setting has its default.")?;
+        } else {
+            out.text(&table.render(&style))?;
+        }
         for warning in &resolved.warnings {
             out.line(&format!("{} {}", style.paint(Color::Yellow, "warning:"), plain(&warning.to_string())))?;
         }

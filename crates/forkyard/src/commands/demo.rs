@@ -74,8 +74,8 @@ impl DemoArgs {
             }
             match follow::drive(&yard, &run, out).await? {
                 Left::Detached => {
-                    out.line(&format!("Detached. Go on with: forkyard resume {run}"))?;
-                    out.line(&format!("Or end it with: forkyard cancel {run}"))?;
+                    let text = follow::detached(&run);
+                    out.said("forkyard.command/1", "detach", &run, &text)?;
                     Ok(Exit::Interrupted)
                 }
                 Left::Elsewhere => Ok(Exit::Interrupted),

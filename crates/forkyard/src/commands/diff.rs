@@ -19,7 +19,7 @@ pub struct DiffArgs {
     /// RUN/N, or RUN for its best fork.
     #[arg(value_name = "RUN/N")]
     pub target: Target,
-    /// Only these files.
+    /// Only these files, after `--`: diff RUN/N -- src/lib.rs.
     #[arg(value_name = "PATH", last = true)]
     pub paths: Vec<String>,
     /// Only names and numbers of lines.

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
+use forkyard_agent::AgentEvent;
 use forkyard_core::ForkNum;
 use forkyard_store::{EventQuery, Recorded};
 use serde_json::{Value, json};
@@ -9,7 +10,7 @@ use super::logs::{News, read};
 use super::target::Target;
 use crate::cli::Global;
 use crate::doing::describe;
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::render::session::clock;
@@ -53,9 +54,12 @@ impl EventsArgs {
             query.kinds = vec!["agent.tool_use".into()];
         }
         let mut steps: BTreeMap<ForkNum, Vec<String>> = BTreeMap::new();
+        let mut unknown: Vec<&String> = self.types.iter().filter(|t| !is_known(t)).collect();
         with_place(global, async |place| {
             read(place, &self.target, query, self.follow, async |news| {
                 let News::Event(r) = news else { return Ok(()) };
+                // Whoever works inside a sandbox may have types of its own.
+                unknown.retain(|t| !is_of(&r.event.kind, t));
                 if self.compare {
                     if let Some(fork) = r.stream.fork() {
                         steps.entry(fork).or_default().push(summary(&r));
@@ -80,6 +84,10 @@ impl EventsArgs {
             })
             .await
         })?;
+        if let Some(t) = unknown.first() {
+            return Err(CliError::usage(format!("-t {}: no event has this type", plain(t)))
+                .hint(format!("there are run.*, fork.*, agent.*: {}", AgentEvent::KINDS.join(", "))));
+        }
         if self.compare {
             self.show_steps(&steps, out)?;
         }
@@ -102,6 +110,20 @@ impl EventsArgs {
         let style = out.style;
         out.text(&table.render(&style))
     }
+}
+
+/// Whether an event of this kind was asked for: `agent.*` is a whole category.
+fn is_of(kind: &str, asked: &str) -> bool {
+    match asked.strip_suffix('*') {
+        Some(category) => kind.starts_with(category),
+        None => kind == asked || (asked.ends_with('.') && kind.starts_with(asked)),
+    }
+}
+
+/// Whether Forkyard itself writes such events.
+fn is_known(asked: &str) -> bool {
+    ["run.", "fork."].iter().any(|machine| asked.starts_with(machine))
+        || AgentEvent::KINDS.iter().any(|kind| is_of(kind, asked))
 }
 
 /// One event as a program reads it.

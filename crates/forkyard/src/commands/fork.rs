@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use forkyard_core::sandbox::{Labels, Root};
 use forkyard_core::spec::{ModelKnown, RepoSpec, RunSpec, Start};
+use forkyard_core::view::EngineKind;
 use forkyard_engine::git::check_url;
 use forkyard_sandbox::SandboxStatus;
 
@@ -101,6 +102,7 @@ pub async fn check(yard: &Yard, spec: &RunSpec) -> Result<()> {
     for fork in &spec.forks {
         check_model(yard, &fork.model)?;
     }
+    check_folders(yard, spec)?;
     if !forkyard_engine::activities::is_url(&spec.repo.source) {
         let repo = yard.git.open(Path::new(&spec.repo.source)).await?;
         yard.git.resolve(&repo, spec.repo.branch.as_deref()).await.map_err(|e| {
@@ -111,6 +113,28 @@ pub async fn check(yard: &Yard, spec: &RunSpec) -> Result<()> {
         })?;
     }
     check_starts(yard, spec).await
+}
+
+/// Folders of this machine that the run is to use. Those of a run that Temporal drives may be another machine's.
+fn check_folders(yard: &Yard, spec: &RunSpec) -> Result<()> {
+    if spec.engine == EngineKind::Embedded {
+        for volume in &spec.sandbox.volumes {
+            if !Path::new(&volume.host_path).is_dir() {
+                return Err(CliError::usage(format!(
+                    "--volume {}:{}: {} is not a folder of this machine",
+                    volume.host_path, volume.path, volume.host_path
+                ))
+                .hint("make it first, or name one that is there"));
+            }
+        }
+    }
+    if let Some(dir) = &yard.settings.log_dir {
+        std::fs::create_dir_all(dir).map_err(|e| {
+            CliError::usage(format!("--log-dir {}: {e}", dir.display()))
+                .hint("name a folder that can be made and written to")
+        })?;
+    }
+    Ok(())
 }
 
 /// Sandboxes and snapshots that a run starts from are there, with the provider that makes its own.

@@ -39,6 +39,10 @@ impl ListArgs {
             out.json(&json!({ "schema": "forkyard.runs/1", "runs": runs, "notice": notice }))?;
             return Ok(Exit::Success);
         }
+        if runs.is_empty() && self.live {
+            out.line("No run is under way. `forkyard list` shows those that have ended.")?;
+            return Ok(Exit::Success);
+        }
         if runs.is_empty() {
             out.line("There is no run. Start one with `forkyard fork`, or see `forkyard demo`.")?;
             return Ok(Exit::Success);

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use clap::Args;
 use forkyard_agent::JournalEntry;
-use forkyard_core::{ForkNum, ForkRef, RunId, Timestamp};
+use forkyard_core::{ForkNum, ForkRef, InvalidId, RunId, Timestamp};
 use forkyard_store::{EventQuery, Recorded, Source};
 
 use crate::cli::Global;
@@ -17,7 +17,7 @@ use crate::runs::{the_fork, the_run, with_place};
 #[derive(Debug, Clone, Args)]
 pub struct ReplayArgs {
     /// The fork.
-    #[arg(value_name = "RUN/N")]
+    #[arg(value_name = "RUN/N", value_parser = fork_ref)]
     pub fork: ForkRef,
     /// How many times faster than it was; 0 shows all at once.
     #[arg(long, value_name = "FACTOR", default_value_t = 4.0, value_parser = speed)]
@@ -36,6 +36,14 @@ async fn journal(place: &dyn Place, run: &RunId, fork: ForkNum) -> Result<Vec<Re
         let Some(last) = page.last() else { return Ok(all) };
         query.after = last.position;
         all.extend(page);
+    }
+}
+
+/// A session is one fork's.
+fn fork_ref(text: &str) -> Result<ForkRef, String> {
+    match RunId::new(text) {
+        Ok(run) => Err(format!("it is a run; name one of its forks: write {run}/0")),
+        Err(_) => text.parse().map_err(|e: InvalidId| e.to_string()),
     }
 }
 

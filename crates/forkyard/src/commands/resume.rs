@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::exit::Exit;
 use crate::follow;
 use crate::output::Output;
-use crate::runs::{leave_to_worker, the_live_run, with_place};
+use crate::runs::{leave_to_worker, the_live_run, with_place_flags};
 use crate::temporal;
 
 /// Resume a run that is paused, detached or crashed, and drive it if nobody else does.
@@ -23,7 +23,7 @@ pub struct ResumeArgs {
 
 impl ResumeArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_place(global, async |place| {
+        with_place_flags(global, global.flags()?, async |place| {
             let view = the_live_run(place, &self.run).await?;
             place.command(&self.run, Command::Resume).await?;
             if let Some(notice) = temporal::waits_for(place, &view).await? {

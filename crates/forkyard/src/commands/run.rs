@@ -47,6 +47,29 @@ impl Scalar {
     }
 }
 
+/// `prompt = "a"` and `prompt = ["a", "b"]` alike.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
+enum Texts {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl Default for Texts {
+    fn default() -> Texts {
+        Texts::Many(vec![])
+    }
+}
+
+impl Texts {
+    fn list(&self) -> Vec<String> {
+        match self {
+            Texts::One(text) => vec![text.clone()],
+            Texts::Many(texts) => texts.clone(),
+        }
+    }
+}
+
 /// The options of `fork` by their long names, and forks that differ.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -54,8 +77,8 @@ struct RunFile {
     repo: Option<String>,
     branch: Option<String>,
     dirty: bool,
-    prompt: Option<String>,
-    model: Option<String>,
+    prompt: Texts,
+    model: Texts,
     forks: Option<Scalar>,
     max_concurrent: Option<Scalar>,
     timeout: Option<Scalar>,
@@ -88,6 +111,8 @@ struct RunFile {
     allowed_tools: Vec<String>,
     disallowed_tools: Vec<String>,
     permission_mode: Option<String>,
+    effort: Option<String>,
+    in_sandbox: bool,
     agent_prompt: Option<PathBuf>,
     log_dir: Option<PathBuf>,
     engine: Option<String>,
@@ -176,6 +201,7 @@ impl RunFile {
             (&mut o.processes, text(&self.processes)),
             (&mut o.network, self.network.clone()),
             (&mut o.permission_mode, self.permission_mode.clone()),
+            (&mut o.effort, self.effort.clone()),
             (&mut o.linger, text(&self.linger)),
             (&mut o.forks, text(&self.forks)),
         ] {
@@ -209,20 +235,24 @@ impl RunFile {
         o.strict |= self.strict;
         o.no_default_allow |= self.no_default_allow;
         if o.model.is_empty() {
-            o.model.extend(self.model.clone());
+            o.model = self.model.list();
         }
         o.until_verified = o.until_verified.or(self.until_verified);
         o.max_forks = o.max_forks.or(self.max_forks);
         o.keep |= self.keep;
+        o.in_sandbox |= self.in_sandbox;
     }
 
     fn spec(&self, options: &RunOptions, settings: &Settings, here: &Path) -> Result<RunSpec> {
         let repo = repo_spec(self.repo.as_deref(), self.branch.clone(), self.dirty, here)?;
-        let first = self.prompt.clone().or_else(|| self.fork.iter().find_map(|f| f.prompt.clone()));
-        let Some(prompt) = first else {
+        let mut prompts = self.prompt.list();
+        if prompts.is_empty() {
+            prompts.extend(self.fork.iter().find_map(|f| f.prompt.clone()));
+        }
+        if prompts.is_empty() {
             return Err(CliError::usage("the file has no prompt").hint("write prompt = \"what to do\""));
-        };
-        let mut spec = options.spec(settings, repo, &[prompt])?;
+        }
+        let mut spec = options.spec(settings, repo, &prompts)?;
         if self.fork.is_empty() {
             return Ok(spec);
         }
@@ -236,7 +266,7 @@ impl RunFile {
             .fork
             .iter()
             .enumerate()
-            .map(|(i, f)| f.spec(i, &like[i % like.len()], self.prompt.is_some()))
+            .map(|(i, f)| f.spec(i, &like[i % like.len()], !self.prompt.list().is_empty()))
             .collect::<Result<_>>()?;
         Ok(spec)
     }

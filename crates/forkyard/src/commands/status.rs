@@ -8,13 +8,14 @@ use super::target::Target;
 use crate::cli::Global;
 use crate::error::Result;
 use crate::exit::Exit;
+use crate::follow::overhear;
 use crate::output::Output;
 use crate::render::board::{diff_text, state};
 use crate::render::closing::{closing, table};
 use crate::render::session::day;
 use crate::render::{plain, plain_block};
 use crate::results::{ForkResult, RunResult};
-use crate::runs::{collected, the_fork, the_run, with_place};
+use crate::runs::{collected, is_abandoned, the_fork, the_run, with_place};
 use crate::temporal;
 
 /// Show a run and its forks, or one fork.
@@ -33,9 +34,15 @@ impl StatusArgs {
             if let Some(notice) = &notice {
                 eprintln!("{notice}");
             }
+            if view.status != RunStatus::Ended {
+                overhear(place, &view.id, false).await?;
+            }
+            let (result, forks) = RunResult::read_with_forks(place, &view).await?;
             if let Some(n) = self.target.fork {
-                let fork = the_fork(place, &view.id, n).await?;
-                let result = RunResult::read(place, &view).await?;
+                let fork = match forks.into_iter().find(|f| f.fork == n) {
+                    Some(fork) => fork,
+                    None => the_fork(place, &view.id, n).await?,
+                };
                 let result = result.results.iter().find(|r| r.fork_num == n);
                 let collected = collected(place, &view.id, n).await?;
                 let left_out = collected.as_ref().and_then(|c| c.commits_left_out.clone());
@@ -53,21 +60,23 @@ impl StatusArgs {
                 }
                 return Ok(Exit::Success);
             }
-            let result = RunResult::read(place, &view).await?;
+            let abandoned = is_abandoned(place, &view).await?;
             if out.json {
                 let mut json = serde_json::to_value(&result).map_err(std::io::Error::from)?;
                 json["repo"] = forkyard_engine::git::shown_url(&view.repo).into();
                 json["progress"] = json!(view.progress);
                 json["notice"] = json!(notice);
-                for (key, on) in
-                    [("paused", view.paused), ("detached", view.detached), ("cancelling", view.cancelling)]
-                {
+                for (key, on) in [
+                    ("paused", view.paused),
+                    ("detached", view.detached),
+                    ("cancelling", view.cancelling),
+                    ("abandoned", abandoned),
+                ] {
                     json[key] = on.into();
                 }
                 out.json(&json)?;
                 return Ok(Exit::Success);
             }
-            let forks = place.forks(&view.id).await?;
             out.text(&head(&view))?;
             let style = out.style;
             let body = if view.status == RunStatus::Ended {
@@ -76,8 +85,8 @@ impl StatusArgs {
                 table(&forks, &view.ranking, None).render(&style)
             };
             out.text(&body)?;
-            if view.detached {
-                out.line(&format!("\nGo on with: forkyard resume {}", view.id))?;
+            if abandoned || view.detached {
+                out.line(&format!("\nNobody drives it; go on with: forkyard resume {}", view.id))?;
             }
             Ok(Exit::Success)
         })
@@ -131,6 +140,10 @@ fn one_fork(
         result
             .filter(|r| !r.edited_tests.is_empty())
             .map(|r| format!("edited {}", r.edited_tests.join(", "))),
+    );
+    line(
+        "put back",
+        result.filter(|r| !r.put_back.is_empty()).map(|r| format!("protected {}", r.put_back.join(", "))),
     );
     for (title, text) in [
         ("It said:", result.and_then(|r| r.final_response.as_deref())),

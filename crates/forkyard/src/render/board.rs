@@ -6,13 +6,16 @@ use std::collections::BTreeMap;
 use forkyard_core::view::{DiffStat, ForkOutcome, ForkView, Lifecycle, RunView};
 use forkyard_core::{ForkNum, Timestamp, Usd};
 
+use super::closing::models_differ;
 use super::plain::{fit, plain, width};
 use super::style::{Color, Style};
 
 /// Columns of a bar.
 const BAR: usize = 20;
-/// Lines of a terminal that the board leaves free, for the prompt and the totals.
-const OTHER_LINES: usize = 5;
+/// Lines of a terminal that are not for forks: the run's own, the totals, and some for the prompt.
+const OTHER_LINES: usize = 6;
+/// A lower terminal is left to the forks.
+const MIN_HEIGHT_FOR_HEAD: usize = 10;
 /// Fewer forks than this are never shown, however low the terminal.
 const MIN_FORK_LINES: usize = 1;
 
@@ -100,7 +103,12 @@ impl Board {
             shown.sort_by_key(|f| f.fork);
         }
         let digits = self.digits();
-        let mut lines: Vec<String> = shown.iter().map(|f| self.fork_line(f, digits, style)).collect();
+        let mut lines = Vec::new();
+        if style.height.is_none_or(|h| h >= MIN_HEIGHT_FOR_HEAD) {
+            let head = format!("{0} · forkyard watch {0}", self.run.id);
+            lines.push(style.paint(Color::Dim, &fit(&head, style.width)));
+        }
+        lines.extend(shown.iter().map(|f| self.fork_line(f, digits, style)));
         if !hidden.is_empty() {
             let count = |u: u8| hidden.iter().filter(|f| urgency(f) == u).count();
             let parts: Vec<String> = [(count(0), "working"), (count(1), "ended"), (count(2), "pending")]
@@ -143,13 +151,19 @@ impl Board {
             rest.push_str(&format!(" {:>8} {:>6}", f.cost.to_string(), time));
         }
         rest.push_str("  ");
-        rest.push_str(&plain(f.name.as_deref().unwrap_or_default()));
-        if f.name.is_some() {
-            rest.push_str(": ");
+        if let Some(label) = self.label(f) {
+            rest.push_str(&format!("{label}: "));
         }
         rest.push_str(&plain(&tail));
         rest.truncate(rest.trim_end().len());
         ForkText { head: format!("{mark} {:>digits$} ", f.fork), color, rest }
+    }
+
+    /// What tells a fork from the others: its name, and its model where they differ.
+    fn label(&self, f: &ForkView) -> Option<String> {
+        let model = models_differ(&self.forks).then_some(f.model.as_str());
+        let parts: Vec<String> = f.name.as_deref().into_iter().chain(model).map(plain).collect();
+        (!parts.is_empty()).then(|| parts.join(" "))
     }
 
     /// Columns of the largest fork number.
@@ -195,8 +209,13 @@ impl Board {
             let word = state(f).0;
             if old.map(|o| state(o).0) != Some(word) {
                 let mut line = format!("{run}/{} {word}", f.fork);
+                if let Some(label) = self.label(f).filter(|_| old.is_none()) {
+                    line.push_str(&format!(" ({label})"));
+                }
                 if let Some(error) = &f.error {
-                    line.push_str(&format!(": {}", plain(error)));
+                    // The reason may begin with the same word.
+                    let why = error.strip_prefix(&format!("{word}: ")).unwrap_or(error);
+                    line.push_str(&format!(": {}", plain(why)));
                 }
                 lines.push(line);
             }
@@ -242,7 +261,8 @@ mod tests {
         b.forks[0].verified = Some(true);
         assert_eq!(
             b.lines(&TERMINAL).join("\n"),
-            "✓ 0 verified   turn 7      $1.25  1m02s  2 files +10 -3\n\
+            "r1 · forkyard watch r1\n\
+             ✓ 0 verified   turn 7      $1.25  1m02s  2 files +10 -3\n\
              ● 1 running    turn 7      $1.25  1m30s  Bash cargo test\\x1…\n\
              · 2 pending\n\
              ✗ 3 failed     turn 7      $1.25  1m02s  the model said\\nno\n\
@@ -272,8 +292,8 @@ mod tests {
         }
         let style = Style { color: false, width: 80, height: Some(24) };
         let lines = b.lines(&style);
-        assert!(lines[0].starts_with("● 40"), "{}", lines[0]);
-        assert_eq!(lines[19], "… 1 working, 40 ended, 40 pending");
+        assert!(lines[1].starts_with("● 40"), "{}", lines[1]);
+        assert_eq!(lines[19], "… 2 working, 40 ended, 40 pending");
     }
 
     #[test]
@@ -285,13 +305,27 @@ mod tests {
         after.forks[0].turns = 7;
         after.doing.insert(0, "Edit src/lib.rs".into());
         after.forks[1] = fork(1, Lifecycle::Failed, Some(ForkOutcome::BudgetExceeded));
-        after.forks[1].error = Some("out of\x1b money".into());
+        after.forks[1].error = Some("budget_exceeded: out of\x1b money".into());
         after.run.paused = true;
         assert_eq!(
             after.changes(Some(&before)),
             ["r1/0 turn 7 $1.25  Edit src/lib.rs", "r1/1 budget_exceeded: out of\\x1b money", "r1 paused"]
         );
         assert_eq!(before.changes(None).len(), 3);
+    }
+
+    #[test]
+    fn forks_that_differ_say_what_they_are() {
+        let mut b = board(vec![fork(0, Lifecycle::Running, None), fork(1, Lifecycle::Running, None)]);
+        b.forks[1].model = "opus".into();
+        b.forks[1].name = Some("careful".into());
+        b.doing.insert(1, "Bash make".into());
+        let lines = b.lines(&Style { width: 100, ..TERMINAL });
+        assert!(
+            lines[1].ends_with("  sonnet:") && lines[2].ends_with("  careful opus: Bash make"),
+            "{lines:#?}"
+        );
+        assert_eq!(b.changes(None)[0], "r1/0 running (sonnet)");
     }
 
     #[test]

@@ -4,15 +4,25 @@ use forkyard_core::view::{ForkOutcome, ForkView, RunView};
 use forkyard_core::{ForkNum, Usd};
 
 use super::board::{diff_text, state};
-use super::plain::{fit, plain};
+use super::plain::{fit, plain, plain_block};
 use super::style::{Color, Style};
 use super::table::{Cell, Table, left, right};
 use crate::results::RunResult;
+
+/// How a run's error begins whose base could not be prepared.
+const BASE_FAILED: &str = "prepare_base: ";
+
+/// Which model a fork has is worth telling only then.
+pub fn models_differ(forks: &[ForkView]) -> bool {
+    forks.windows(2).any(|pair| pair[0].model != pair[1].model)
+}
 
 /// The table in the order of the ranking; forks that it does not name come last.
 pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> Table {
     let mut table = Table::new(vec![
         right("Fork"),
+        left("Name"),
+        left("Model"),
         left("Status"),
         left("Verified"),
         right("Score"),
@@ -22,6 +32,7 @@ pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> 
         left("Diff"),
         left("Error"),
     ]);
+    let models = models_differ(forks);
     let place = |f: &ForkView| order.iter().position(|n| *n == f.fork).unwrap_or(usize::MAX);
     let mut forks: Vec<&ForkView> = forks.iter().collect();
     forks.sort_by_key(|f| (place(f), f.fork));
@@ -41,6 +52,8 @@ pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> 
         };
         table.row(vec![
             number.into(),
+            f.name.as_deref().unwrap_or_default().into(),
+            if models { f.model.as_str() } else { "" }.into(),
             Cell::new(word).color(color),
             verified,
             f.score.map(|s| s.to_string()).unwrap_or_default().into(),
@@ -57,38 +70,60 @@ pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> 
 /// Of the tests that a fork edited, these many are named.
 const MAX_TESTS_NAMED: usize = 3;
 
-/// A line for each fork that changed tests which nothing protects.
+/// A line for each fork that changed protected files, and for each that changed tests which nothing protects.
 pub fn edited_tests(result: &RunResult) -> Vec<String> {
-    let edited = result.results.iter().filter(|f| !f.edited_tests.is_empty());
-    edited
-        .map(|f| {
-            let names = f.edited_tests.iter().take(MAX_TESTS_NAMED).map(|t| plain(t)).collect::<Vec<_>>();
-            let more = f.edited_tests.len().saturating_sub(MAX_TESTS_NAMED);
+    let mut lines = vec![];
+    for f in &result.results {
+        for (what, files) in [("tests", &f.edited_tests), ("protected files (put back)", &f.put_back)] {
+            if files.is_empty() {
+                continue;
+            }
+            let names: Vec<String> = files.iter().take(MAX_TESTS_NAMED).map(|t| plain(t)).collect();
+            let more = files.len().saturating_sub(MAX_TESTS_NAMED);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            format!("Fork {} edited tests: {}{more}", f.fork_num, names.join(", "))
-        })
-        .collect()
+            lines.push(format!("Fork {} edited {what}: {}{more}", f.fork_num, names.join(", ")));
+        }
+    }
+    lines
 }
 
 /// All that is printed when a run has ended.
 pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &Style) -> String {
-    let mut out = table(forks, &run.ranking, run.winner).render(style);
+    let mut out = String::new();
+    if !forks.is_empty() {
+        out = table(forks, &run.ranking, run.winner).render(style);
+        out.push('\n');
+    }
     let line = |out: &mut String, text: String| {
         out.push_str(&fit(&text, style.width));
         out.push('\n');
     };
-    out.push('\n');
     let verified = if forks.iter().any(|f| f.verified.is_some()) {
         format!(", {} verified", forks.iter().filter(|f| f.verified == Some(true)).count())
     } else {
         String::new()
     };
     let cost: Usd = forks.iter().map(|f| f.cost).sum();
-    let (good, all) = (result.successful, forks.len());
+    let (good, all) = (result.successful, result.total_forks);
     let noun = if all == 1 { "fork" } else { "forks" };
     line(&mut out, format!("{good} of {all} {noun} succeeded{verified}, {cost} in all"));
     if let Some(error) = &run.error {
-        line(&mut out, style.paint(Color::Red, &plain(error)));
+        let (what, hint) = match error.strip_prefix(BASE_FAILED) {
+            Some(why) => (format!("the base could not be prepared\n{why}"), true),
+            None => (error.clone(), false),
+        };
+        for (i, text) in plain_block(what.trim_end()).lines().enumerate() {
+            let text = if i == 0 {
+                format!("{} {text}", style.paint(Color::Red, "error:"))
+            } else {
+                format!("  {text}")
+            };
+            line(&mut out, text);
+        }
+        if hint {
+            let text = "correct --setup or the repository and start it again; the log is in: forkyard events";
+            line(&mut out, format!("{} {text} {}", style.paint(Color::Cyan, "hint:"), run.id));
+        }
     }
     if let Some(r) = &result.ranking {
         if r.base_passes == Some(true) {
@@ -183,6 +218,37 @@ mod tests {
                 assert!(super::super::width(line) <= columns, "{columns}: {line:?}");
             }
         }
+    }
+
+    #[test]
+    fn forks_that_differ_have_their_names_and_models() {
+        let (_, mut forks, _) = ended();
+        forks[0].name = Some("careful".into());
+        forks[0].model = "opus".into();
+        let text = table(&forks, &[1, 0, 2], Some(1)).render(&Style::PIPE);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].starts_with("Fork  Name     Model   Status"), "{text}");
+        assert!(lines[1].starts_with(" ★ 1           sonnet  success"), "{text}");
+        assert!(lines[2].starts_with("   0  careful  opus    failed"), "{text}");
+    }
+
+    #[test]
+    fn a_base_that_failed_says_why_in_lines_and_what_to_do() {
+        let mut run = board(vec![]).run;
+        run.error = Some("prepare_base: setup ended with 1\nno such\x1b file\n".into());
+        run.progress.total_forks = 3;
+        let result = result(&run, &[], None);
+        assert_eq!(
+            closing(&run, &[], &result, &Style::PIPE),
+            "0 of 3 forks succeeded, $0.00 in all\n\
+             error: the base could not be prepared\n\
+             \x20 setup ended with 1\n\
+             \x20 no such\\x1b file\n\
+             hint: correct --setup or the repository and start it again; the log is in: forkyard events r1\n"
+        );
+        let json = serde_json::to_string(&result).unwrap();
+        assert_eq!((result.total_forks, result.failed), (3, 3));
+        assert!(!json.contains("-0.0"), "{json}");
     }
 
     #[test]

@@ -169,8 +169,8 @@ mod tests {
         live.show(b.clone()).unwrap();
         drop(live);
         let text = String::from_utf8(bytes).unwrap();
-        // 60, 40 and 38 columns, of which a terminal of 30 makes two lines each.
-        assert!(text.contains("\x1b[6A"), "{text:?}");
+        // 22 columns, then 60, 40 and 38, of which a terminal of 30 makes two lines each.
+        assert!(text.contains("\x1b[7A"), "{text:?}");
     }
 
     #[test]

@@ -69,6 +69,10 @@ impl Table {
         self.rows.push(cells);
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     pub fn render(&self, style: &Style) -> String {
         // A column that nobody filled says nothing.
         let used: Vec<usize> = (0..self.columns.len())

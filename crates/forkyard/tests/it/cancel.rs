@@ -48,3 +48,41 @@ fn what_has_ended_takes_no_commands() {
         assert_eq!((ran.code, ran.stderr), (2, expected), "{args:?}");
     }
 }
+
+/// A run that is let go of and then called off has cost what it cost.
+#[test]
+fn what_was_spent_before_is_told() {
+    let w = World::with_commit();
+    let priced = super::WAITS.replace("name = \"waits\"", "name = \"waits\"\nprice_as = \"sonnet\"");
+    w.write(&w.script(), &priced);
+    let model = w.model();
+    let mut driver = w
+        .program(&["fork", "-p", "wait", "-m", &model, "--network", "none"])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut run = String::new();
+    super::until("the run is listed", || {
+        let list = w.json(&["list", "--json"]);
+        run = list["runs"][0]["id"].as_str().unwrap_or_default().to_string();
+        !run.is_empty()
+    });
+    w.wait_for(&run, "agent.tool_use");
+    let pid = rustix::process::Pid::from_child(&driver);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(driver.wait().unwrap().code(), Some(130));
+    let ran = w.run(&["cancel", &run]);
+    let status = w.json(&["status", &run, "--json"]);
+    let fork = &status["results"][0];
+    assert_eq!(
+        (&status["outcome"], &fork["turns"]),
+        (&"cancelled".into(), &1.into()),
+        "{}{status}",
+        ran.stderr
+    );
+    assert!(
+        fork["total_cost"].as_f64().unwrap() > 0.0 && fork["total_tokens"].as_u64().unwrap() > 0,
+        "{fork}"
+    );
+}

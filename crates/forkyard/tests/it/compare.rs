@@ -5,7 +5,7 @@ fn the_same_change_has_the_same_letter() {
     let w = World::with_commit();
     let run = w.ended(&["-f", "3"]);
     let shown = w.run(&["compare", &run]).stdout;
-    assert!(shown.contains("a M +1 -0  b M +1 -0  b M +1 -0  a.txt"), "{shown}");
+    assert!(shown.contains("Fork 0     Forks 1-2  File\na M +1 -0  b M +1 -0  a.txt"), "{shown}");
     assert!(
         shown.contains("1 file changed by any of 3 forks: 0 the same in all, 1 in different ways"),
         "{shown}"

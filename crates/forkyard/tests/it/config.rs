@@ -39,6 +39,12 @@ fn json_has_typed_values_and_no_secret() {
 }
 
 #[test]
+fn nothing_changed_says_so() {
+    let w = World::new();
+    assert_eq!(w.run(&["config", "--changed"]).stdout, "Home: DIR/home\n\nEvery setting has its default.\n");
+}
+
+#[test]
 fn one_key_one_table_and_a_wrong_one() {
     let w = World::new();
     assert_eq!(w.run(&["config", "run.forks"]).stdout, "Key        Value  From\nrun.forks  1      default\n");

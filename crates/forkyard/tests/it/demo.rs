@@ -10,5 +10,10 @@ fn the_demo_ends_with_an_applied_winner() {
         "{}",
         ran.stdout
     );
+    assert!(
+        ran.stdout.contains("Fork 3 edited protected files (put back): tests/run.sh\n"),
+        "{}",
+        ran.stdout
+    );
     assert!(ran.stdout.contains("the tests there pass now"), "{}", ran.stdout);
 }

@@ -29,6 +29,8 @@ fn what_was_written_wrong() {
     let w = World::with_commit();
     let model = w.model();
     let m = model.as_str();
+    w.write(&w.repo().join("prompt.md"), "Work on {{ project }}.\n");
+    w.write(&w.repo().join("wrong.toml"), &format!("prompt = \"x\"\nmodel = \"{m}\"\nprotect = [\"{{\"]\n"));
     let text = transcript(
         &w,
         &[
@@ -46,6 +48,18 @@ fn what_was_written_wrong() {
             &["fork", "-p", "x", "-m", m, "--memory", "1"],
             &["fork", "-p", "x", "-m", m, "--network", "open"],
             &["fork", "-p", "x", "-m", m, "--volume", "a:b"],
+            &["fork", "-p", "x", "-m", m, "--volume", "/nope:/x"],
+            &["fork", "-p", "x", "-m", m, "--log-dir", "a.txt/logs"],
+            &["fork", "-p", "x", "-m", m, "--budget", "0"],
+            &["fork", "-p", "x", "-m", m, "--fork-budget", "0"],
+            &["fork", "-p", "x", "-m", m, "--protect", "["],
+            &["fork", "-p", "x", "-m", m, "--capture", "["],
+            &["fork", "-p", "x", "-m", m, "--allowed-tools", "Foo"],
+            &["fork", "-p", "x", "-m", m, "--disallowed-tools", "Nope"],
+            &["fork", "-p", "x", "-m", m, "--agent-prompt", "prompt.md"],
+            &["fork", "-p", "x", "-m", m, "--allow", "http://foo/"],
+            &["run", "wrong.toml"],
+            &["list"],
             &["fork", "-p", "x", "-m", m, "--secret", "nope"],
             &["fork", "-p", "x", "-m", m, "--until-verified", "2"],
             &["fork", "-p", "x", "-m", m, "--engine", "nonsense"],
@@ -144,6 +158,7 @@ fn errors_are_documents_for_programs() {
             "{args:?}"
         );
         assert!(ran.stderr.starts_with("error: "), "{args:?}");
+        assert_eq!(ran.stdout.lines().count(), 1, "{args:?}: it may close a stream of lines");
     }
 }
 
@@ -193,6 +208,47 @@ fn json_is_json_everywhere() {
         }
         assert!(documents > 0, "{args:?}");
     }
+}
+
+/// What streams has a whole record in every line, the last one too.
+#[test]
+fn a_stream_is_a_record_a_line() {
+    let w = World::with_commit();
+    let model = w.model();
+    let fork = ["fork", "-p", "x", "-m", &model, "--network", "none", "--json"];
+    let no_wait: Vec<&str> = fork.iter().copied().chain(["--no-wait"]).collect();
+    let failing: Vec<&str> = fork.iter().copied().chain(["--setup", "echo no; exit 3"]).collect();
+    for (args, schema) in [
+        (&fork[..], "forkyard.run/1"),
+        (&no_wait, "forkyard.command/1"),
+        (&failing, "forkyard.run/1"),
+        (&["demo", "--json"], "forkyard.run/1"),
+    ] {
+        let ran = w.run(args);
+        let lines: Vec<serde_json::Value> = ran
+            .stdout
+            .lines()
+            .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{args:?}: {e}: {l}")))
+            .collect();
+        assert_eq!(lines.last().unwrap()["schema"], schema, "{args:?}: {}", ran.stderr);
+    }
+}
+
+/// A base that can't be prepared: what went wrong in lines, and what to do.
+#[test]
+fn a_failed_base_says_why() {
+    let w = World::with_commit();
+    let ran = w.fork(&["-f", "2", "--setup", "echo first; echo second; exit 3"]);
+    assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
+    let text = &ran.stdout;
+    assert!(
+        text.starts_with("0 of 2 forks succeeded, $0.00 in all\nerror: the base could not be prepared\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\n  setup ended with 3\n  first\n  second\n") && text.contains("\nhint: "),
+        "{text}"
+    );
 }
 
 /// Only a terminal gets colour by itself; NO_COLOR and --color are heard.

@@ -15,6 +15,14 @@ fn events_in_their_order_by_kind_and_from_a_position() {
     assert_eq!(some.lines().count(), 1, "{some}");
     assert!(w.run(&["events", &run, "-f", "-t", "run.*"]).stdout.contains("run."));
     assert!(!events.contains('\x1b'), "{events}");
+    let ran = w.run(&["events", &run, "-t", "agent.*,nonsense"]);
+    assert_eq!(ran.code, 2);
+    assert!(
+        ran.stderr.starts_with("error: -t nonsense: no event has this type\nhint: there are run.*"),
+        "{}",
+        ran.stderr
+    );
+    assert!(ran.stderr.contains("agent.tool_use"), "{}", ran.stderr);
 }
 
 #[test]

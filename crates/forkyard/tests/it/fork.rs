@@ -95,3 +95,15 @@ text = "Done."
     let files = |fork: usize| w.run(&["diff", &format!("{run}/{fork}"), "--stat"]).stdout;
     assert_eq!([files(0), files(1), files(2)], ["", "A  +1  -0  built.txt\n", "A  +1  -0  built.txt\n"]);
 }
+
+#[test]
+fn what_is_kept_is_named_with_a_way_in_and_out() {
+    let w = World::with_commit();
+    let ran = w.fork(&["--keep"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    let line =
+        ran.stdout.lines().find(|l| l.starts_with("Kept until ")).unwrap_or_else(|| panic!("{}", ran.stdout));
+    let id = line.split("forkyard sandbox rm ").nth(1).unwrap().trim_end_matches(')');
+    assert!(line.contains(&format!("forkyard sandbox shell {id} ")), "{line}");
+    assert_eq!(w.run(&["sandbox", "rm", id]).code, 0);
+}

@@ -72,7 +72,7 @@ fn ctrl_c_detaches_and_says_how_to_go_on() {
         String::from_utf8(ended.stdout).unwrap(),
         format!("Detached. Go on with: forkyard resume {run}\nOr end it with: forkyard cancel {run}\n")
     );
-    assert!(w.run(&["status", &run]).stdout.contains(&format!("Go on with: forkyard resume {run}")));
+    assert!(w.run(&["status", &run]).stdout.contains(&format!("go on with: forkyard resume {run}")));
     resumed_to_the_end(&w, &run);
 }
 

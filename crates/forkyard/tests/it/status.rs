@@ -35,3 +35,50 @@ fn what_is_not_there_is_named_with_a_way_on() {
     assert_eq!(ran.code, 2);
     assert!(ran.stderr.contains("has no fork 7"), "{}", ran.stderr);
 }
+
+/// Forks at work are shown as far as they are, those that wait too, and a run that nobody drives says so.
+#[test]
+fn a_live_run_is_shown_as_it_is() {
+    let w = World::with_commit();
+    let priced = super::WAITS.replace("name = \"waits\"", "name = \"waits\"\nprice_as = \"sonnet\"");
+    w.write(&w.script(), &priced);
+    let model = w.model();
+    let mut driver = w
+        .program(&[
+            "fork",
+            "-p",
+            "wait",
+            "-m",
+            &model,
+            "--network",
+            "none",
+            "-f",
+            "2",
+            "--max-concurrent",
+            "1",
+        ])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut run = String::new();
+    super::until("the run is listed", || {
+        let list = w.json(&["list", "--json"]);
+        run = list["runs"][0]["id"].as_str().unwrap_or_default().to_string();
+        !run.is_empty()
+    });
+    w.wait_for(&run, "agent.tool_use");
+    let json = w.json(&["status", &run, "--json"]);
+    assert_eq!((&json["abandoned"], &json["total_forks"]), (&false.into(), &2.into()), "{json}");
+    let (first, second) = (&json["results"][0], &json["results"][1]);
+    assert_eq!((&first["turns"], &second["status"]), (&1.into(), &"pending".into()), "{json}");
+    assert!(first["total_cost"].as_f64().unwrap() > 0.0, "{json}");
+    let shown = w.run(&["status", &run]).stdout;
+    assert!(shown.contains("running") && shown.contains("pending") && !shown.contains("resume"), "{shown}");
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+    let shown = w.run(&["status", &run]).stdout;
+    assert!(shown.contains(&format!("Nobody drives it; go on with: forkyard resume {run}")), "{shown}");
+    assert_eq!(w.json(&["status", &run, "--json"])["abandoned"], true);
+    assert_eq!(w.run(&["cancel", &run]).code, 0);
+}

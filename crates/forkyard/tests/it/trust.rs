@@ -41,3 +41,21 @@ fn nothing_to_trust_says_so() {
     assert_eq!(w.run(&["trust", "none.toml"]).code, 2);
     assert_eq!(w.run(&["trust", "/dev/zero"]).code, 2);
 }
+
+/// What is there already can be seen and steered whatever a project's file says.
+#[test]
+fn a_file_that_nobody_trusts_is_in_nobodys_way() {
+    let w = World::with_commit();
+    let run = w.ended(&[]);
+    for file in [FILE, "[run]\ntimout = 1\n", "= broken"] {
+        w.project_file(file);
+        for args in [&["list"][..], &["status", &run], &["diff", &run], &["sandbox", "list"]] {
+            let ran = w.run(args);
+            assert_eq!(ran.code, 0, "{file:?} {args:?}: {}", ran.stderr);
+        }
+        let ran = w.run(&["cancel", &run]);
+        assert!(ran.stderr.contains("has ended"), "{file:?}: {}", ran.stderr);
+        assert_eq!(w.fork(&[]).code, 2, "{file:?}");
+        assert_eq!(w.run(&["list", "--set", "run.forks=many"]).code, 2, "the command line has to be right");
+    }
+}
