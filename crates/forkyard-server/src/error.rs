@@ -51,7 +51,7 @@ codes! {
     StaleAttempt = "stale_attempt" FORBIDDEN;
     /// A page of another site asked, or a page asked without saying where it is from.
     OriginRefused = "origin_refused" FORBIDDEN;
-    /// The path is outside of the root that the server gives out.
+    /// The path is outside of the root that the server gives out, or is of a sandbox's own worker.
     PathRefused = "path_refused" FORBIDDEN;
     /// There is nothing at this address.
     NotFound = "not_found" NOT_FOUND;

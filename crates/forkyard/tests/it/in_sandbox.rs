@@ -68,6 +68,45 @@ fn told(seen: &Seen) -> usize {
     blocks.filter(|b| b["type"] == "tool_result").count()
 }
 
+/// Whoever may only look does not get what money is spent with, by whatever way.
+async fn the_token_is_not_for_readers(s: &Server, sandbox: &str) {
+    let made = json!({ "name": "reader", "scope": "read" });
+    let reader = s.ask(Method::POST, "/api/v1/tokens", Some(made), 201).await["token"].clone();
+    let at = format!("/api/v1/sandboxes/{sandbox}");
+    let links = "ln -s /home/user/.forkyard /tmp/dir; ln -s ../home/user/.forkyard/token /tmp/file; \
+        ln -s /tmp/file /tmp/twice; mkdir -p /workspace/.forkyard; echo mine > /workspace/.forkyard/note";
+    let links = json!({ "command": ["sh", "-c", links] });
+    assert_eq!(s.ask(Method::POST, &format!("{at}/exec"), Some(links), 200).await["exit_code"], 0);
+    let own = ["/home/user/.forkyard", "/home/user/../user/.forkyard/", "/tmp/dir", "/proc/self"];
+    let files = [
+        "/home/user/.forkyard/token",
+        "/home/user//./.forkyard/token",
+        "../home/user/.forkyard/token",
+        "/tmp/dir/token",
+        "/tmp/file",
+        "/tmp/twice",
+        "/proc/1/environ",
+    ];
+    let ways = own.map(|p| format!("{at}/files?path={p}"));
+    for way in ways.into_iter().chain(files.map(|p| format!("{at}/files/content?path={p}"))) {
+        let answer = s.send(Method::GET, &way, reader.as_str(), None).await;
+        let (status, text) = (answer.status().as_u16(), answer.text().await.unwrap());
+        assert!(
+            status == 403 && text.contains("path_refused") && !text.contains("fys_"),
+            "{way}: {status} {text}"
+        );
+    }
+    let read = async |path: &str| {
+        let way = format!("{at}/files/content?path={path}");
+        let answer = s.send(Method::GET, &way, reader.as_str(), None).await;
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    // A repository's own folder of that name is the repository's.
+    assert_eq!(read(".forkyard/note").await, (200, "mine\n".into()));
+    assert_eq!(read("/tmp/nothing").await.0, 404);
+    s.ask(Method::GET, &format!("{at}/files/content?path=/home/user/.forkyard/token"), None, 200).await;
+}
+
 async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let since = Instant::now();
     loop {
@@ -111,6 +150,7 @@ async fn an_agent_inside_reaches_the_model_and_its_user() {
     let fork = s.get(&format!("{at}/forks/0")).await;
     assert_eq!(fork["lifecycle"], "RUNNING");
     let sandbox = fork["sandbox_id"].as_str().unwrap().to_string();
+    the_token_is_not_for_readers(&s, &sandbox).await;
     let interrupt = json!({ "content": "That is enough.", "type": "interrupt" });
     s.ask(Method::POST, &format!("/api/v1/sandboxes/{sandbox}/messages"), Some(interrupt), 202).await;
     ended(&s, &run).await;
