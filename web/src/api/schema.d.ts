@@ -1419,7 +1419,7 @@ export interface components {
          * @description What went wrong, for programs. Names and meanings are for ever.
          * @enum {string}
          */
-        Code: "bad_request" | "unauthenticated" | "token_expired" | "token_revoked" | "wrong_scope" | "other_sandbox" | "stale_attempt" | "origin_refused" | "path_refused" | "not_found" | "run_not_found" | "fork_not_found" | "sandbox_not_found" | "file_not_found" | "token_not_found" | "no_result" | "method_not_allowed" | "ended" | "idempotency_key_reused" | "conflict" | "too_large" | "unsupported_media_type" | "host_refused" | "invalid" | "unsupported" | "too_many" | "rate_limited" | "internal" | "unavailable";
+        Code: "bad_request" | "unauthenticated" | "token_expired" | "token_revoked" | "wrong_scope" | "other_sandbox" | "stale_attempt" | "origin_refused" | "path_refused" | "not_found" | "run_not_found" | "fork_not_found" | "sandbox_not_found" | "file_not_found" | "token_not_found" | "no_result" | "method_not_allowed" | "ended" | "idempotency_key_reused" | "conflict" | "too_large" | "too_slow" | "unsupported_media_type" | "host_refused" | "invalid" | "unsupported" | "too_many" | "rate_limited" | "internal" | "unavailable";
         /** @description What a commit says of itself. */
         Commit: {
             /**

@@ -1,4 +1,6 @@
 mod inside;
+mod inside_bounds;
+mod listen;
 mod runs;
 mod stream;
 mod websocket;
