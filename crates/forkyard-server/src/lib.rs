@@ -38,7 +38,8 @@ use forkyard_engine::git::Git;
 use forkyard_engine::models::Models;
 use forkyard_engine::ports::{JournalEntry, LiveEvent, Onlooker};
 use forkyard_engine::sandboxes::Sandboxes;
-use forkyard_store::Store;
+use forkyard_store::{Store, StoreError};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use listen::{Tls, serve};
@@ -90,6 +91,8 @@ struct Inner {
     codes: LoginCodes,
     feeds: Feeds,
     figures: Figures,
+    /// How many tokens were revoked here.
+    revoked: watch::Sender<u64>,
     doctor: Option<routes::Doctor>,
 }
 
@@ -106,7 +109,8 @@ impl App {
         let feeds = Feeds::new(parts.store.clone());
         let openapi = Bytes::from(described.to_string());
         let (codes, figures) = (LoginCodes::default(), Figures::default());
-        App(Arc::new(Inner { parts, needs, openapi, codes, feeds, figures, doctor }))
+        let revoked = watch::Sender::new(0);
+        App(Arc::new(Inner { parts, needs, openapi, codes, feeds, figures, revoked, doctor }))
     }
 
     /// Remembers what the machine's sandboxes use, for as long as it is waited for.
@@ -151,6 +155,15 @@ impl App {
     }
     pub(crate) fn codes(&self) -> &LoginCodes {
         &self.0.codes
+    }
+    /// Ends a token for all that it has opened.
+    pub(crate) async fn revoke(&self, token: &str) -> std::result::Result<(), StoreError> {
+        self.store().revoke_token(token, self.now()).await?;
+        self.0.revoked.send_modify(|n| *n += 1);
+        Ok(())
+    }
+    pub(crate) fn revocations(&self) -> watch::Receiver<u64> {
+        self.0.revoked.subscribe()
     }
     pub(crate) fn doctor(&self) -> Option<routes::Doctor> {
         self.0.doctor.clone()
