@@ -6,7 +6,7 @@ mod relay;
 mod task;
 mod token;
 
-pub use desk::{Desk, DeskError, Entry, MAX_JOURNAL_PAGE, Testimony};
+pub use desk::{Desk, DeskError, Entry, MAX_JOURNAL_PAGE, Testimony, is_journal_kind};
 pub use relay::{Asked, Refusal, Relays};
 pub use task::{TaskData, bytes_as_gib};
 pub use token::{Claims, PREFIX, Refused, TOKEN_LIFETIME, Tokens};

@@ -6,7 +6,7 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use forkyard_core::Timestamp;
-use forkyard_engine::inside::{Claims, DeskError, Entry, HEARTBEAT, TASK_COMPLETED, Testimony};
+use forkyard_engine::inside::{Claims, DeskError, Entry, HEARTBEAT, TASK_COMPLETED, Testimony, is_journal_kind};
 use forkyard_engine::ports::StoredText;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -44,8 +44,8 @@ fn check_type(kind: &str) -> Result<()> {
         let fix = "use 1 to 100 characters of A-Z, a-z, 0-9, _ and .";
         return Err(ApiError::field("event_type", kind, "is not an event's type", fix));
     }
-    if RESERVED.iter().any(|r| kind.starts_with(r)) || kind == TASK_COMPLETED {
-        let fix = "use a category of your own, such as agent.; the end is reported to /task-complete";
+    if RESERVED.iter().any(|r| kind.starts_with(r)) || kind == TASK_COMPLETED || is_journal_kind(kind) {
+        let fix = "use a name of your own; the journal is written at /journal, the end is reported to /task-complete";
         return Err(ApiError::field("event_type", kind, "is recorded by Forkyard alone", fix));
     }
     Ok(())

@@ -205,6 +205,8 @@ async fn testimony_is_bounded_and_counted_once() {
         (&"x".repeat(101), json!({}), 422),
         ("fork.ended", json!({}), 422),
         ("worker.task_completed", json!({}), 422),
+        ("agent.checkpoint_created", json!({ "turn": 1 }), 422),
+        ("agent.completed", json!({ "success": true }), 422),
         ("agent.message", json!({ "text": "x".repeat(100 << 10) }), 413),
         ("agent.message", json!({ "text": "x".repeat(300 << 10) }), 413),
     ] {
