@@ -14,6 +14,7 @@ mod extract;
 mod figures;
 pub mod inside;
 mod listen;
+mod once;
 mod page;
 mod requests;
 pub mod routes;
@@ -91,6 +92,7 @@ struct Inner {
     codes: LoginCodes,
     feeds: Feeds,
     figures: Figures,
+    turns: once::Turns,
     /// How many tokens were revoked here.
     revoked: watch::Sender<u64>,
     doctor: Option<routes::Doctor>,
@@ -109,8 +111,8 @@ impl App {
         let feeds = Feeds::new(parts.store.clone());
         let openapi = Bytes::from(described.to_string());
         let (codes, figures) = (LoginCodes::default(), Figures::default());
-        let revoked = watch::Sender::new(0);
-        App(Arc::new(Inner { parts, needs, openapi, codes, feeds, figures, revoked, doctor }))
+        let (turns, revoked) = (once::Turns::default(), watch::Sender::new(0));
+        App(Arc::new(Inner { parts, needs, openapi, codes, feeds, figures, turns, revoked, doctor }))
     }
 
     /// Remembers what the machine's sandboxes use, for as long as it is waited for.
@@ -170,6 +172,9 @@ impl App {
     }
     pub(crate) fn figures(&self) -> &Figures {
         &self.0.figures
+    }
+    pub(crate) fn turns(&self) -> &once::Turns {
+        &self.0.turns
     }
     pub(crate) fn feeds(&self) -> &Feeds {
         &self.0.feeds

@@ -6,7 +6,9 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use forkyard_core::Timestamp;
-use forkyard_engine::inside::{Claims, DeskError, Entry, HEARTBEAT, TASK_COMPLETED, Testimony, is_journal_kind};
+use forkyard_engine::inside::{
+    Claims, DeskError, Entry, HEARTBEAT, TASK_COMPLETED, Testimony, is_journal_kind,
+};
 use forkyard_engine::ports::StoredText;
 use serde_json::{Value, json};
 use tokio::time::Instant;

@@ -13,13 +13,13 @@ use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use super::forks::say;
-use super::runs::idempotency_key;
 use crate::App;
 use crate::access::Principal;
 use crate::dto::event::{Event, Source, kinds};
 use crate::dto::fork::{ForkOutcome, Message, Queued};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
+use crate::once::Key;
 use crate::page;
 
 const DEFAULT_LIMIT: u32 = 100;
@@ -261,7 +261,7 @@ pub(super) async fn sandbox_message(
     Json(m): Json<Message>,
 ) -> Result<(StatusCode, Json<Queued>)> {
     let (run, fork) = app.fork_of(&sandbox).await?;
-    say(&app, &by, &run, &fork, m.kind.into(), &m.content, idempotency_key(&headers, &by)?).await
+    say(&app, &by, &run, &fork, m.kind.into(), &m.content, Key::read(&headers, &by)?).await
 }
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
