@@ -3201,7 +3201,10 @@ export interface operations {
     add_forks: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Makes the same request twice one */
+                "Idempotency-Key"?: string | null;
+            };
             path: {
                 run: string;
             };
@@ -4224,7 +4227,10 @@ export interface operations {
     fork_sandbox: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Makes the same request twice one */
+                "Idempotency-Key"?: string | null;
+            };
             path: {
                 sandbox: string;
             };
@@ -4592,7 +4598,10 @@ export interface operations {
     snapshot_sandbox: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Makes the same request twice one */
+                "Idempotency-Key"?: string | null;
+            };
             path: {
                 sandbox: string;
             };
