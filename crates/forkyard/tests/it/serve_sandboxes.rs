@@ -162,7 +162,8 @@ async fn commands_end_with_the_token_that_started_them() {
         .bytes_stream();
     let pty = format!("{}{at}/pty?token={token}", s.url.replace("http", "ws"));
     let (mut socket, _) = tokio_tungstenite::connect_async(pty.into_client_request().unwrap()).await.unwrap();
-    let waited = s.send(Method::POST, &format!("{at}/exec"), Some(token), Some(command("waits")));
+    let exec = format!("{at}/exec");
+    let waited = s.send(Method::POST, &exec, Some(token), Some(command("waits")));
     let revoked = async {
         until("both commands run", async || {
             let there = s.get(&format!("{at}/files")).await.to_string();
