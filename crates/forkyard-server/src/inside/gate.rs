@@ -45,6 +45,10 @@ impl Bodies {
     }
 }
 
+/// What a body takes of them. A small one takes nothing, and so waits for nobody: a sign of life must not stand behind what
+/// is large, and how many there are in a minute is bounded.
+type Room = Option<OwnedSemaphorePermit>;
+
 /// What is counted under which name, and how large a body may be. None: an event, which says itself which it is.
 fn rule(method: &Method, path: &str) -> (Option<Class>, usize) {
     let read = method == Method::GET;
@@ -81,7 +85,7 @@ async fn enter(
     path: &str,
     mut parts: Parts,
     body: Body,
-) -> Result<(Request, OwnedSemaphorePermit)> {
+) -> Result<(Request, Room)> {
     let (class, max) = rule(&parts.method, path);
     if let Some(class) = class {
         inside.0.rates.take(&claims.sandbox, class)?;
@@ -99,7 +103,7 @@ async fn enter(
     Ok((Request::from_parts(parts, Body::from(body)), held))
 }
 
-async fn read(bytes: Arc<Semaphore>, body: Body, max: usize) -> Result<(Bytes, OwnedSemaphorePermit)> {
+async fn read(bytes: Arc<Semaphore>, body: Body, max: usize) -> Result<(Bytes, Room)> {
     let too_large = || ApiError::new(Code::TooLarge, format!("a body may have {max} bytes here"));
     let size = body.size_hint();
     if size.lower() > max as u64 {
@@ -107,13 +111,18 @@ async fn read(bytes: Arc<Semaphore>, body: Body, max: usize) -> Result<(Bytes, O
     }
     // Whoever does not say how much it sends may send all that is taken.
     let most = size.upper().map_or(max, |upper| (upper as usize).min(max));
-    let held = bytes.acquire_many_owned(most.div_ceil(UNIT) as u32).await;
-    let mut held = held.map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
+    let mut held = None;
+    if most > wire::MAX_EVENT_BODY_BYTES {
+        let room = bytes.acquire_many_owned(most.div_ceil(UNIT) as u32).await;
+        held = Some(room.map_err(|e| ApiError::new(Code::Internal, e.to_string()))?);
+    }
     let read = Limited::new(body, max).collect().await.map_err(|e| {
         if e.is::<LengthLimitError>() { too_large() } else { ApiError::new(Code::BadRequest, e.to_string()) }
     })?;
     let read = read.to_bytes();
-    drop(held.split(held.num_permits().saturating_sub(read.len().div_ceil(UNIT))));
+    if let Some(held) = &mut held {
+        drop(held.split(held.num_permits().saturating_sub(read.len().div_ceil(UNIT))));
+    }
     Ok((read, held))
 }
 
