@@ -3,6 +3,7 @@
 //! `--quick` does a tenth of everything.
 
 use std::collections::BTreeMap;
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -67,8 +68,17 @@ struct Bench {
     begun: Instant,
 }
 
+/// What a server has to keep to, however many watch it.
+const MAX_DELIVERY: Duration = Duration::from_millis(250);
+const MAX_READ: Duration = Duration::from_millis(20);
+/// While events are delivered; the clients of the benchmark are in the same process.
+const MAX_GROWTH_MIB: u64 = 256;
+
+/// What it did not keep to.
+type Failures = Vec<String>;
+
 #[tokio::main]
-async fn main() {
+async fn main() -> ExitCode {
     rustls::crypto::ring::default_provider().install_default().expect("the first");
     let quick = std::env::args().any(|a| a == "--quick");
     let scale = if quick {
@@ -89,10 +99,14 @@ async fn main() {
 
     fill(&b, &scale).await;
     println!("| what | p50 | p99 | most | notes |\n|---|---|---|---|---|");
-    reads(&b, &scale).await;
-    many_runs(&b, &scale).await;
-    one_run(&b, &scale).await;
+    let mut failures = reads(&b, &scale).await;
+    failures.extend(many_runs(&b, &scale).await);
+    failures.extend(one_run(&b, &scale).await);
     stop.cancel();
+    for failure in &failures {
+        eprintln!("failed: {failure}");
+    }
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn parts(store: Arc<dyn Store>, stop: CancellationToken) -> Parts {
@@ -199,14 +213,52 @@ async fn fill(b: &Bench, scale: &Scale) {
     );
 }
 
-fn row(what: &str, mut took: Vec<Duration>, notes: &str) {
+/// Prints a row, and says if its p99 is more than it may be.
+fn row(what: &str, mut took: Vec<Duration>, notes: &str, most: Duration) -> Option<String> {
     took.sort();
     let at = |q: f64| took.get(((took.len() as f64 * q) as usize).min(took.len().saturating_sub(1)));
     let ms = |d: Option<&Duration>| d.map_or("–".into(), |d| format!("{:.1} ms", d.as_secs_f64() * 1000.0));
     println!("| {what} | {} | {} | {} | {notes} |", ms(at(0.5)), ms(at(0.99)), ms(took.last()));
+    match at(0.99) {
+        Some(p99) if *p99 <= most => None,
+        Some(p99) => Some(format!("{what}: p99 is {p99:.1?}, more than {most:?}")),
+        None => Some(format!("{what}: nothing was measured")),
+    }
 }
 
-async fn reads(b: &Bench, scale: &Scale) {
+/// What watchers were told, beside what they should have been.
+struct Delivered {
+    took: Vec<Duration>,
+    expected: u64,
+    /// Before and after, in MiB.
+    memory: (u64, u64),
+}
+
+impl Delivered {
+    fn notes(&self, rate: &str, clients: usize) -> String {
+        let ((before, after), told) = (self.memory, self.took.len());
+        let expected = self.expected;
+        format!(
+            "{rate}; {told} of {expected} deliveries to {clients} clients; 20 that never read; {before} to {after} MiB"
+        )
+    }
+
+    fn row(self, what: &str, notes: &str) -> Failures {
+        let (told, (before, after)) = (self.took.len() as u64, self.memory);
+        let mut failures: Failures = row(what, self.took, notes, MAX_DELIVERY).into_iter().collect();
+        if told != self.expected {
+            failures.push(format!("{what}: {told} deliveries instead of {}", self.expected));
+        }
+        let grown = after.saturating_sub(before);
+        if grown > MAX_GROWTH_MIB {
+            failures.push(format!("{what}: memory grew by {grown} MiB, more than {MAX_GROWTH_MIB}"));
+        }
+        failures
+    }
+}
+
+async fn reads(b: &Bench, scale: &Scale) -> Failures {
+    let mut failures = vec![];
     for (what, path) in [
         ("list of runs", "/api/v1/runs?limit=50"),
         ("one run", "/api/v1/runs/old{n}"),
@@ -233,8 +285,9 @@ async fn reads(b: &Bench, scale: &Scale) {
         let took: Vec<Duration> = clients.join_all().await.concat();
         let notes =
             format!("{} requests by 8 clients, {} runs, {} events", took.len(), scale.runs, scale.events);
-        row(what, took, &notes);
+        failures.extend(row(what, took, &notes, MAX_READ));
     }
+    failures
 }
 
 /// Latencies of the events in a piece of a stream, and their number.
@@ -299,7 +352,7 @@ fn resident_mib() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) / 1024
 }
 
-async fn many_runs(b: &Bench, scale: &Scale) {
+async fn many_runs(b: &Bench, scale: &Scale) -> Failures {
     let mut writers = vec![];
     for n in 0..scale.watched {
         writers.push(Writer::new(b, format!("live{n}")).await);
@@ -340,20 +393,13 @@ async fn many_runs(b: &Bench, scale: &Scale) {
     stop.cancel();
     let took: Vec<Duration> = clients.join_all().await.concat();
     let written = written.load(Ordering::Relaxed);
-    let notes = format!(
-        "{} events/s over {} runs; {} of {} deliveries to {} clients; 20 that never read; {} to {} MiB",
-        written / scale.seconds,
-        scale.watched,
-        took.len(),
-        written * 4,
-        scale.watched * 4,
-        before,
-        resident_mib(),
-    );
-    row("delivery, a run each", took, &notes);
+    let delivered = Delivered { took, expected: written * 4, memory: (before, resident_mib()) };
+    let rate = format!("{} events/s over {} runs", written / scale.seconds, scale.watched);
+    let notes = delivered.notes(&rate, scale.watched * 4);
+    delivered.row("delivery, a run each", &notes)
 }
 
-async fn one_run(b: &Bench, scale: &Scale) {
+async fn one_run(b: &Bench, scale: &Scale) -> Failures {
     let mut w = Writer::new(b, "popular".into()).await;
     let stop = CancellationToken::new();
     let mut clients = JoinSet::new();
@@ -377,13 +423,8 @@ async fn one_run(b: &Bench, scale: &Scale) {
     tokio::time::sleep(Duration::from_secs(2)).await;
     stop.cancel();
     let took: Vec<Duration> = clients.join_all().await.concat();
-    let notes = format!(
-        "50 events/s; {} of {} deliveries to {} clients; 20 that never read; {} to {} MiB",
-        took.len(),
-        total * half as u64 * 2,
-        half * 2,
-        before,
-        resident_mib(),
-    );
-    row("delivery, one run", took, &notes);
+    let expected = total * half as u64 * 2;
+    let delivered = Delivered { took, expected, memory: (before, resident_mib()) };
+    let notes = delivered.notes("50 events/s", half * 2);
+    delivered.row("delivery, one run", &notes)
 }

@@ -51,7 +51,7 @@ codes! {
     StaleAttempt = "stale_attempt" FORBIDDEN;
     /// A page of another site asked, or a page asked without saying where it is from.
     OriginRefused = "origin_refused" FORBIDDEN;
-    /// The path is outside of the root that the server gives out.
+    /// The path is outside of the root that the server gives out, or is of a sandbox's own worker.
     PathRefused = "path_refused" FORBIDDEN;
     /// There is nothing at this address.
     NotFound = "not_found" NOT_FOUND;
@@ -77,6 +77,8 @@ codes! {
     Conflict = "conflict" CONFLICT;
     /// The body, the answer or a file is larger than allowed.
     TooLarge = "too_large" PAYLOAD_TOO_LARGE;
+    /// The body did not arrive in time.
+    TooSlow = "too_slow" REQUEST_TIMEOUT;
     /// The body is not of the type that is read here.
     UnsupportedMediaType = "unsupported_media_type" UNSUPPORTED_MEDIA_TYPE;
     /// The request names another host than this server's.
@@ -129,11 +131,13 @@ pub struct ApiError {
     pub message: String,
     pub hint: Option<String>,
     pub fields: Vec<WrongField>,
+    /// Said where trying again may help.
+    pub retry_after_s: u32,
 }
 
 impl ApiError {
     pub fn new(code: Code, message: impl Into<String>) -> ApiError {
-        ApiError { code, message: message.into(), hint: None, fields: vec![] }
+        ApiError { code, message: message.into(), hint: None, fields: vec![], retry_after_s: 1 }
     }
     pub fn hint(mut self, hint: impl Into<String>) -> ApiError {
         self.hint = Some(hint.into());
@@ -165,7 +169,7 @@ impl IntoResponse for ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"forkyard\""));
         }
         if status == StatusCode::SERVICE_UNAVAILABLE || status == StatusCode::TOO_MANY_REQUESTS {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(self.retry_after_s));
         }
         response
     }
@@ -219,7 +223,7 @@ impl From<GitError> for ApiError {
             GitErrorKind::Corrupt => Code::Internal,
             GitErrorKind::Unavailable | GitErrorKind::Timeout => Code::Unavailable,
         };
-        ApiError { code, message: e.message, hint: e.hint, fields: vec![] }
+        ApiError { hint: e.hint, ..ApiError::new(code, e.message) }
     }
 }
 
@@ -235,7 +239,7 @@ impl From<SandboxError> for ApiError {
             ErrorKind::TooLarge => Code::TooLarge,
             ErrorKind::Unavailable | ErrorKind::Timeout => Code::Unavailable,
         };
-        ApiError { code, message: e.message, hint: e.hint, fields: vec![] }
+        ApiError { hint: e.hint, ..ApiError::new(code, e.message) }
     }
 }
 

@@ -14,6 +14,7 @@ mod extract;
 mod figures;
 pub mod inside;
 mod listen;
+mod once;
 mod page;
 mod requests;
 pub mod routes;
@@ -38,7 +39,8 @@ use forkyard_engine::git::Git;
 use forkyard_engine::models::Models;
 use forkyard_engine::ports::{JournalEntry, LiveEvent, Onlooker};
 use forkyard_engine::sandboxes::Sandboxes;
-use forkyard_store::Store;
+use forkyard_store::{Store, StoreError};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use listen::{Tls, serve};
@@ -90,6 +92,9 @@ struct Inner {
     codes: LoginCodes,
     feeds: Feeds,
     figures: Figures,
+    turns: once::Turns,
+    /// How many tokens were revoked here.
+    revoked: watch::Sender<u64>,
     doctor: Option<routes::Doctor>,
 }
 
@@ -106,7 +111,8 @@ impl App {
         let feeds = Feeds::new(parts.store.clone());
         let openapi = Bytes::from(described.to_string());
         let (codes, figures) = (LoginCodes::default(), Figures::default());
-        App(Arc::new(Inner { parts, needs, openapi, codes, feeds, figures, doctor }))
+        let (turns, revoked) = (once::Turns::default(), watch::Sender::new(0));
+        App(Arc::new(Inner { parts, needs, openapi, codes, feeds, figures, turns, revoked, doctor }))
     }
 
     /// Remembers what the machine's sandboxes use, for as long as it is waited for.
@@ -152,11 +158,23 @@ impl App {
     pub(crate) fn codes(&self) -> &LoginCodes {
         &self.0.codes
     }
+    /// Ends a token for all that it has opened.
+    pub(crate) async fn revoke(&self, token: &str) -> std::result::Result<(), StoreError> {
+        self.store().revoke_token(token, self.now()).await?;
+        self.0.revoked.send_modify(|n| *n += 1);
+        Ok(())
+    }
+    pub(crate) fn revocations(&self) -> watch::Receiver<u64> {
+        self.0.revoked.subscribe()
+    }
     pub(crate) fn doctor(&self) -> Option<routes::Doctor> {
         self.0.doctor.clone()
     }
     pub(crate) fn figures(&self) -> &Figures {
         &self.0.figures
+    }
+    pub(crate) fn turns(&self) -> &once::Turns {
+        &self.0.turns
     }
     pub(crate) fn feeds(&self) -> &Feeds {
         &self.0.feeds

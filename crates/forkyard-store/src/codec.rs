@@ -212,7 +212,7 @@ pub(crate) fn kind_range(filter: &str) -> Option<(String, String)> {
 impl EventQuery {
     /// The last position that the query asks for, if it asks for all of a range in order and the run is at `position`.
     pub(crate) fn last_of_all(&self, position: u64) -> Option<u64> {
-        let all = self.fork.is_none() && self.kinds.is_empty() && !self.newest_first;
+        let all = self.fork.is_none() && self.kinds.is_empty() && !self.newest_first && self.skip == 0;
         all.then(|| self.before.map_or(position, |b| position.min(b.saturating_sub(1))))
     }
 }

@@ -69,6 +69,9 @@ pub trait EventLog {
     /// What was reported of one sandbox, by position (newest first if the query says so).
     async fn read_sandbox(&self, sandbox: &SandboxId, query: &EventQuery) -> Result<Vec<Recorded>>;
 
+    /// How many events of these kinds (as a query has them) were reported of one sandbox.
+    async fn count_sandbox(&self, sandbox: &SandboxId, kinds: &[String]) -> Result<u64>;
+
     /// All journals of a fork, attempt after attempt, each in order.
     async fn read_journals(&self, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>>;
 

@@ -132,6 +132,8 @@ pub struct EventQuery {
     /// Exact kinds, or a category with a dot at the end (`agent.`); empty: all.
     pub kinds: Vec<String>,
     pub newest_first: bool,
+    /// Of those, as many are left out first.
+    pub skip: usize,
     /// 0: the store's own bound.
     pub limit: usize,
 }

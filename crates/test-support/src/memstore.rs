@@ -242,6 +242,7 @@ fn select<'a>(q: &EventQuery, events: impl Iterator<Item = &'a Recorded>) -> Vec
     if q.newest_first {
         found.reverse();
     }
+    found.drain(..q.skip.min(found.len()));
     found.truncate(bound(q.limit));
     found
 }
@@ -336,6 +337,16 @@ impl EventLog for MemStore {
         self.with(|d| {
             let events = d.runs.values().flat_map(|r| r.events.iter());
             Ok(select(query, events.filter(|e| e.event.sandbox.as_ref() == Some(sandbox))))
+        })
+    }
+
+    async fn count_sandbox(&self, sandbox: &SandboxId, kinds: &[String]) -> Result<u64> {
+        let query = EventQuery { kinds: kinds.to_vec(), ..Default::default() };
+        check::query(&query)?;
+        self.with(|d| {
+            let events = d.runs.values().flat_map(|r| r.events.iter());
+            let about = events.filter(|e| e.event.sandbox.as_ref() == Some(sandbox));
+            Ok(about.filter(|e| matches(&query, e)).count() as u64)
         })
     }
 

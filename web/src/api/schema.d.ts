@@ -1419,7 +1419,7 @@ export interface components {
          * @description What went wrong, for programs. Names and meanings are for ever.
          * @enum {string}
          */
-        Code: "bad_request" | "unauthenticated" | "token_expired" | "token_revoked" | "wrong_scope" | "other_sandbox" | "stale_attempt" | "origin_refused" | "path_refused" | "not_found" | "run_not_found" | "fork_not_found" | "sandbox_not_found" | "file_not_found" | "token_not_found" | "no_result" | "method_not_allowed" | "ended" | "idempotency_key_reused" | "conflict" | "too_large" | "unsupported_media_type" | "host_refused" | "invalid" | "unsupported" | "too_many" | "rate_limited" | "internal" | "unavailable";
+        Code: "bad_request" | "unauthenticated" | "token_expired" | "token_revoked" | "wrong_scope" | "other_sandbox" | "stale_attempt" | "origin_refused" | "path_refused" | "not_found" | "run_not_found" | "fork_not_found" | "sandbox_not_found" | "file_not_found" | "token_not_found" | "no_result" | "method_not_allowed" | "ended" | "idempotency_key_reused" | "conflict" | "too_large" | "too_slow" | "unsupported_media_type" | "host_refused" | "invalid" | "unsupported" | "too_many" | "rate_limited" | "internal" | "unavailable";
         /** @description What a commit says of itself. */
         Commit: {
             /**
@@ -3201,7 +3201,10 @@ export interface operations {
     add_forks: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Makes the same request twice one */
+                "Idempotency-Key"?: string | null;
+            };
             path: {
                 run: string;
             };
@@ -4224,7 +4227,10 @@ export interface operations {
     fork_sandbox: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Makes the same request twice one */
+                "Idempotency-Key"?: string | null;
+            };
             path: {
                 sandbox: string;
             };
@@ -4592,7 +4598,10 @@ export interface operations {
     snapshot_sandbox: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Makes the same request twice one */
+                "Idempotency-Key"?: string | null;
+            };
             path: {
                 sandbox: string;
             };

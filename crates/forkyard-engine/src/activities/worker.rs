@@ -20,15 +20,15 @@ use forkyard_store::{EventQuery, Recorded, Source};
 use super::agent::finished;
 use super::checkpoint::read;
 use super::{Hands, Job, now, sandbox_error, sandbox_gone, store_error, tail};
-use crate::inside::{CALLBACK_URL, Claims, HEARTBEAT, TASK_COMPLETED, TOKEN_LIFETIME, TaskData, Tokens};
+use crate::inside::{
+    CALLBACK_URL, Claims, HEARTBEAT, TASK_COMPLETED, TOKEN_LIFETIME, TaskData, Tokens, WORKER_DIR,
+};
 use crate::log::load_fork;
 use crate::models::{OPENAI, SCRIPT};
 use crate::ports::Tenure;
 
 /// The call that the worker runs as, in every attempt.
 const CALL: &str = "forkyardworker";
-/// Below the user's home.
-const DIR: &str = ".forkyard";
 /// It comes to a safe point and goes, or is ended.
 const STOP_GRACE: Duration = Duration::from_secs(8);
 /// A worker that said that it is done has this long to end by itself.
@@ -100,7 +100,7 @@ impl Hands {
     }
 
     fn home(&self) -> String {
-        format!("{}/{DIR}", self.config.policy.home)
+        format!("{}/{WORKER_DIR}", self.config.policy.home)
     }
 
     /// Puts the program where all forks of a base find it. Named by its size and time: another build is another file.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex as StdMutex, PoisonError};
 
 use forkyard_agent::JournalEntry;
-use forkyard_agent::event::EVENT_VERSION;
+use forkyard_agent::event::{AgentEvent, EVENT_VERSION};
 use forkyard_core::{Attempt, ForkNum, RunId, Timestamp};
 use forkyard_store::{AppendJournal, MessageId, NewEvent, Recorded, Source, Store, StoreError, StreamId};
 use serde_json::Value;
@@ -15,6 +15,11 @@ use tokio::sync::Mutex;
 
 use super::Claims;
 use crate::ports::is_journal;
+
+/// Whether only a journal has such entries: a checkpoint or an end that anybody could claim would be worth nothing.
+pub fn is_journal_kind(kind: &str) -> bool {
+    AgentEvent::KINDS.contains(&kind)
+}
 
 /// Attempts whose state is remembered; those that are forgotten are read again.
 const MAX_SEATS: usize = 1000;

@@ -82,15 +82,17 @@ impl Relays {
         Relays { store, models, stop, slots: Mutex::default() }
     }
 
-    /// The place that the request takes is to be held until its answer has been read.
-    pub async fn ask(&self, c: &Claims, asked: Asked) -> Result<(Relayed, OwnedSemaphorePermit), Refusal> {
-        let slot = self.slot(&c.sandbox).try_acquire_owned().map_err(|_| Refusal::TooMany)?;
+    /// A request takes its place before anything of it is read, and holds it until its answer has been.
+    pub fn place(&self, sandbox: &SandboxId) -> Result<OwnedSemaphorePermit, Refusal> {
+        self.slot(sandbox).try_acquire_owned().map_err(|_| Refusal::TooMany)
+    }
+
+    pub async fn ask(&self, c: &Claims, asked: Asked) -> Result<Relayed, Refusal> {
         let (session, relay) = self.session(c, asked).await?;
-        Ok((session.relay(relay).await?, slot))
+        Ok(session.relay(relay).await?)
     }
 
     pub async fn count(&self, c: &Claims, asked: Asked) -> Result<u64, Refusal> {
-        let _slot = self.slot(&c.sandbox).try_acquire_owned().map_err(|_| Refusal::TooMany)?;
         let (session, relay) = self.session(c, asked).await?;
         let counted = session.count(relay).await?;
         counted.ok_or_else(|| Refusal::Unavailable("the model's provider does not count".into()))

@@ -143,33 +143,39 @@ pub async fn check_scope(
     };
     let (mut parts, body) = request.into_parts();
     let from_inside = inside::shows_token(&parts.headers);
-    let admitted = match (need, from_inside) {
-        (Need::Nothing, _) => Ok(()),
+    let within = &app.parts().inside;
+    let refusal = match (need, from_inside) {
+        (Need::Nothing, _) => return next.run(Request::from_parts(parts, body)).await,
         (Need::Scope(scope), false) | (Need::ScopeOrSandbox(scope), false) => {
-            admit(&app, &parts, scope).await.map(|p| drop(parts.extensions.insert(p)))
-        }
-        (Need::Sandbox | Need::ScopeOrSandbox(_), true) => app
-            .parts()
-            .inside
-            .admit(&parts, inside::named(&params))
-            .await
-            .map(|c| drop(parts.extensions.insert(c))),
-        // A good token that is not for this is told so; a bad one is bad first.
-        (Need::Scope(_), true) => match app.parts().inside.admit(&parts, None).await {
-            Ok(_) => {
-                Err(ApiError::new(Code::WrongScope, "a sandbox's token opens only that sandbox's own routes"))
+            match admit(&app, &parts, scope).await {
+                Ok(principal) => {
+                    parts.extensions.insert(principal);
+                    return next.run(Request::from_parts(parts, body)).await;
+                }
+                Err(e) => e,
             }
-            Err(e) => Err(e),
+        }
+        (Need::Sandbox | Need::ScopeOrSandbox(_), true) => {
+            match within.admit(&parts, inside::named(&params)).await {
+                Ok(claims) => {
+                    return inside::gate::pass(within, claims, path.as_str(), parts, body, next).await;
+                }
+                Err(e) => e,
+            }
+        }
+        // A good token that is not for this is told so; a bad one is bad first.
+        (Need::Scope(_), true) => match within.admit(&parts, None).await {
+            Ok(_) => {
+                ApiError::new(Code::WrongScope, "a sandbox's token opens only that sandbox's own routes")
+            }
+            Err(e) => e,
         },
         (Need::Sandbox, false) => match admit(&app, &parts, Scope::Read).await {
-            Ok(_) => Err(ApiError::new(Code::WrongScope, "only the token of the sandbox itself opens this")),
-            Err(e) => Err(e),
+            Ok(_) => ApiError::new(Code::WrongScope, "only the token of the sandbox itself opens this"),
+            Err(e) => e,
         },
     };
-    match admitted {
-        Ok(()) => next.run(Request::from_parts(parts, body)).await,
-        Err(e) => inside::refused(path.as_str(), e),
-    }
+    inside::refused(path.as_str(), refusal)
 }
 
 async fn admit(app: &App, parts: &Parts, scope: Scope) -> Result<Principal> {

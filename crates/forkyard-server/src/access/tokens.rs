@@ -4,16 +4,21 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use forkyard_core::{Millis, Timestamp};
 use forkyard_store::{Scope, Store, StoreError, Token};
 use sha2::{Digest, Sha256};
 
+use crate::App;
 use crate::error::{ApiError, Code, Result};
 
 const PREFIX: &str = "fy";
 const ID_BYTES: usize = 6;
 const SECRET_BYTES: usize = 32;
+/// Of a token that is revoked by this server its streams hear at once; of one that expires or that another process
+/// revokes, after this.
+const LOOK_EVERY: Duration = Duration::from_secs(15);
 
 /// How a caller showed who it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,8 +157,18 @@ fn check(token: &Token, now: Timestamp) -> Result<()> {
 }
 
 impl Principal {
-    /// For streams that outlive a check.
-    pub async fn still_valid(&self, store: &dyn Store, now: Timestamp) -> bool {
+    /// For streams that outlive a check: comes back when the token does not hold any more.
+    pub(crate) async fn until_void(self, app: App) {
+        let mut told = app.revocations();
+        while self.still_valid(app.store(), app.now()).await {
+            tokio::select! {
+                _ = told.changed() => {}
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
+    }
+
+    async fn still_valid(&self, store: &dyn Store, now: Timestamp) -> bool {
         match store.token(&self.token).await {
             Ok(Some(token)) => check(&token, now).is_ok(),
             Ok(None) => false,

@@ -5,6 +5,7 @@
 //! The same routes are served beside the users' own, for sandboxes of other machines; there, too, a sandbox's token opens
 //! nothing else, and a user's token opens none of them.
 
+pub(crate) mod gate;
 mod model;
 mod rate;
 pub mod wire;
@@ -13,7 +14,7 @@ mod worker;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, FromRef, RawPathParams, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRef, MatchedPath, RawPathParams, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
@@ -31,6 +32,7 @@ use crate::App;
 use crate::error::{ApiError, Code, Result};
 use crate::{routes, safe_headers};
 
+use gate::Bodies;
 pub use model::AnthropicError;
 use rate::Rates;
 
@@ -48,6 +50,7 @@ struct Inner {
     desk: Desk,
     relays: Relays,
     rates: Rates,
+    bodies: Bodies,
     clock: Clock,
     stop: CancellationToken,
 }
@@ -65,6 +68,7 @@ impl Inside {
             desk: Desk::new(store.clone()),
             relays: Relays::new(store.clone(), models, stop.clone()),
             rates: Rates::default(),
+            bodies: Bodies::default(),
             store,
             tokens,
             clock,
@@ -157,17 +161,15 @@ pub fn router(inside: Inside) -> Router {
 
 async fn check_token(
     State(inside): State<Inside>,
+    path: MatchedPath,
     params: RawPathParams,
     request: Request,
     next: Next,
 ) -> Response {
-    let (mut parts, body) = request.into_parts();
+    let (parts, body) = request.into_parts();
     match inside.admit(&parts, named(&params)).await {
-        Ok(claims) => {
-            parts.extensions.insert(claims);
-            next.run(Request::from_parts(parts, body)).await
-        }
-        Err(e) => refused(parts.uri.path(), e),
+        Ok(claims) => gate::pass(&inside, claims, path.as_str(), parts, body, next).await,
+        Err(e) => refused(path.as_str(), e),
     }
 }
 

@@ -1,6 +1,8 @@
 //! The inference endpoint: Anthropic's Messages API for whoever works inside, with a sandbox's token in place of a key. Money
 //! is reserved and settled as for the built-in agent; the provider's key stays here.
 
+use std::sync::Arc;
+
 use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
@@ -10,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use forkyard_engine::inside::{Asked, Claims, Refusal};
 use futures::StreamExt;
 use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedSemaphorePermit;
 use utoipa::ToSchema;
 
 use super::Inside;
@@ -26,6 +29,18 @@ pub const CODE_HEADER: HeaderName = HeaderName::from_static("x-forkyard-code");
 /// Headers of the provider's answer that pass. Others may name its account.
 const PASSED_ON: [&str; 4] = ["content-type", "request-id", "retry-after", "x-should-retry"];
 
+/// One of the places that a sandbox's requests to models have.
+#[derive(Clone)]
+pub(super) struct Place {
+    _held: Arc<OwnedSemaphorePermit>,
+}
+
+impl Place {
+    pub(super) fn new(held: OwnedSemaphorePermit) -> Place {
+        Place { _held: Arc::new(held) }
+    }
+}
+
 /// An error as clients of the Messages API know it.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct AnthropicError {
@@ -37,6 +52,8 @@ pub struct AnthropicError {
     status: u16,
     #[serde(skip)]
     code: &'static str,
+    #[serde(skip)]
+    retry_after_s: u32,
 }
 
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -53,6 +70,7 @@ impl AnthropicError {
             error: AnthropicDetail { kind: kind.into(), message: message.into() },
             status: status.as_u16(),
             code,
+            retry_after_s: 1,
         }
     }
 }
@@ -69,7 +87,8 @@ impl From<ApiError> for AnthropicError {
             s if s.is_server_error() => "api_error",
             _ => "invalid_request_error",
         };
-        AnthropicError::new(status, kind, e.code.as_str(), e.message)
+        let retry_after_s = e.retry_after_s;
+        AnthropicError { retry_after_s, ..AnthropicError::new(status, kind, e.code.as_str(), e.message) }
     }
 }
 
@@ -93,12 +112,12 @@ impl From<Refusal> for AnthropicError {
 impl IntoResponse for AnthropicError {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let code = HeaderValue::from_static(self.code);
+        let (code, retry) = (HeaderValue::from_static(self.code), HeaderValue::from(self.retry_after_s));
         let mut response = (status, axum::Json(self)).into_response();
         let headers = response.headers_mut();
         headers.insert(CODE_HEADER, code);
         if matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            headers.insert(header::RETRY_AFTER, retry);
         }
         response
     }
@@ -122,23 +141,18 @@ fn asked(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result<Ask
 pub(super) async fn messages(
     State(inside): State<Inside>,
     Extension(claims): Extension<Claims>,
+    Extension(place): Extension<Place>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, AnthropicError> {
-    #[derive(Deserialize)]
-    struct Streams {
-        #[serde(default)]
-        stream: bool,
+    let relayed = inside.0.relays.ask(&claims, asked(&headers, body)?).await?;
+    // An answer that streams lasts, and how many there are at once is bounded by their places.
+    let kind = relayed.headers.get("content-type");
+    if relayed.status == 200 && kind.is_some_and(|kind| kind.starts_with("text/event-stream")) {
+        inside.0.rates.give_back(&claims.sandbox, Class::Other);
     }
-    let asked = asked(&headers, body)?;
-    let streams = serde_json::from_slice::<Streams>(&asked.body).is_ok_and(|s| s.stream);
-    // A stream lasts; how many there are at once is bounded where they are passed on.
-    if !streams {
-        inside.0.rates.take(&claims.sandbox, Class::Other)?;
-    }
-    let (relayed, slot) = inside.0.relays.ask(&claims, asked).await?;
     let body = relayed.body.map(move |part| {
-        let _held = &slot;
+        let _held = &place;
         part
     });
     let mut response = Response::new(Body::from_stream(body));
@@ -163,10 +177,10 @@ pub(super) struct Counted {
 pub(super) async fn count_tokens(
     State(inside): State<Inside>,
     Extension(claims): Extension<Claims>,
+    Extension(_place): Extension<Place>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Counted>, AnthropicError> {
-    inside.0.rates.take(&claims.sandbox, Class::Other)?;
     let input_tokens = inside.0.relays.count(&claims, asked(&headers, body)?).await?;
     Ok(Json(Counted { input_tokens }))
 }

@@ -1,4 +1,5 @@
-//! How often a sandbox may ask, by kind of request and minute. What waits or streams for long is not counted: it can't flood.
+//! How often a sandbox may ask, by kind of request and minute. What waited or streams for long is
+//! not counted: it can't flood.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -55,11 +56,10 @@ impl Rates {
         bucket.left = (bucket.left + passed * most / MINUTE_S).min(most);
         bucket.at = now;
         if bucket.left < 1.0 {
-            return Err(ApiError::new(
-                Code::RateLimited,
-                format!("more than {most} such requests of this sandbox in a minute"),
-            )
-            .hint("wait for as long as Retry-After says"));
+            let why = format!("more than {most} such requests of this sandbox in a minute");
+            let error = ApiError::new(Code::RateLimited, why).hint("wait for as long as Retry-After says");
+            let wait_s = (1.0 - bucket.left) * MINUTE_S / most;
+            return Err(ApiError { retry_after_s: wait_s.ceil().max(1.0) as u32, ..error });
         }
         bucket.left -= 1.0;
         Ok(())
@@ -90,7 +90,9 @@ mod tests {
             for _ in 0..most {
                 rates.take(&a, class).unwrap();
             }
-            assert_eq!(rates.take(&a, class).unwrap_err().code, Code::RateLimited, "{class:?}");
+            let refused = rates.take(&a, class).unwrap_err();
+            assert_eq!(refused.code, Code::RateLimited, "{class:?}");
+            assert_eq!(refused.retry_after_s, 60_u32.div_ceil(most), "{class:?}");
             rates.take(&b, class).unwrap();
         }
         rates.give_back(&a, Class::Messages);

@@ -6,7 +6,9 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use forkyard_core::Timestamp;
-use forkyard_engine::inside::{Claims, DeskError, Entry, HEARTBEAT, TASK_COMPLETED, Testimony};
+use forkyard_engine::inside::{
+    Claims, DeskError, Entry, HEARTBEAT, TASK_COMPLETED, Testimony, is_journal_kind,
+};
 use forkyard_engine::ports::StoredText;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -23,6 +25,8 @@ use crate::routes::{Task, task_of};
 const RESERVED: [&str; 2] = ["run.", "fork."];
 /// A store that can't tell of news is looked into this often.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Whoever was kept waiting for this long can't flood, and is not counted.
+const WAITED: Duration = Duration::from_secs(1);
 
 impl From<DeskError> for ApiError {
     fn from(e: DeskError) -> ApiError {
@@ -42,8 +46,8 @@ fn check_type(kind: &str) -> Result<()> {
         let fix = "use 1 to 100 characters of A-Z, a-z, 0-9, _ and .";
         return Err(ApiError::field("event_type", kind, "is not an event's type", fix));
     }
-    if RESERVED.iter().any(|r| kind.starts_with(r)) || kind == TASK_COMPLETED {
-        let fix = "use a category of your own, such as agent.; the end is reported to /task-complete";
+    if RESERVED.iter().any(|r| kind.starts_with(r)) || kind == TASK_COMPLETED || is_journal_kind(kind) {
+        let fix = "use a name of your own; the journal is written at /journal, the end is reported to /task-complete";
         return Err(ApiError::field("event_type", kind, "is recorded by Forkyard alone", fix));
     }
     Ok(())
@@ -56,11 +60,14 @@ pub(super) async fn post_event(
     State(inside): State<Inside>,
     Extension(claims): Extension<Claims>,
     Path(sandbox): Path<String>,
-    Json(e): Json<PostEvent>,
+    event: Result<Json<PostEvent>>,
 ) -> Result<(StatusCode, Json<Received>)> {
-    check_type(&e.event_type)?;
-    let class = if e.event_type == HEARTBEAT { Class::Heartbeats } else { Class::Events };
+    // What can't be taken is counted all the same.
+    let beats = event.as_ref().is_ok_and(|Json(e)| e.event_type == HEARTBEAT);
+    let class = if beats { Class::Heartbeats } else { Class::Events };
     inside.0.rates.take(&claims.sandbox, class)?;
+    let Json(e) = event?;
+    check_type(&e.event_type)?;
     let data = Value::Object(e.event_data);
     let size = data.to_string().len();
     if size > MAX_EVENT_DATA_BYTES {
@@ -96,7 +103,6 @@ pub(super) async fn read_journal(
     Extension(claims): Extension<Claims>,
     Query(q): Query<ReadJournal>,
 ) -> Result<Json<JournalPage>> {
-    inside.0.rates.take(&claims.sandbox, Class::Other)?;
     let after = q.after.unwrap_or(0);
     let (entries, more) = inside.0.desk.journal(&claims, after, page::limit(q.limit)?).await?;
     let next_after = more.then(|| after.saturating_add(entries.len() as u64));
@@ -115,7 +121,6 @@ pub(super) async fn write_journal(
     Extension(claims): Extension<Claims>,
     Json(a): Json<AppendJournal>,
 ) -> Result<Json<Appended>> {
-    inside.0.rates.take(&claims.sandbox, Class::Events)?;
     let n = a.entries.len();
     if !(1..=MAX_ENTRIES).contains(&n) {
         return Err(ApiError::field("entries", n.to_string(), "is out of range", "send 1 to 500 at once"));
@@ -143,11 +148,9 @@ pub(super) async fn inbox(
         let fix = "wait for at most 60000";
         return Err(ApiError::field("wait_ms", wait.to_string(), "is out of range", fix));
     }
-    inside.0.rates.take(&claims.sandbox, Class::Messages)?;
     let (begin, after) = (Instant::now(), q.after.unwrap_or(0));
     let until = begin + Duration::from_millis(wait);
     let mut watch = inside.store().watch(Some(&claims.run));
-    let mut waited = false;
     let messages = loop {
         let pending = inside.store().pending_messages(&claims.run, claims.fork).await?;
         let messages: Vec<InboxMessage> = pending
@@ -161,7 +164,6 @@ pub(super) async fn inbox(
         if !messages.is_empty() || Instant::now() >= until || inside.0.stop.is_cancelled() {
             break messages;
         }
-        waited = true;
         tokio::select! {
             () = watch.changed() => {}
             () = tokio::time::sleep_until(until.min(Instant::now() + LOOK_EVERY)) => {}
@@ -173,7 +175,7 @@ pub(super) async fn inbox(
             return Err(ApiError::new(Code::StaleAttempt, "a newer attempt owns this fork"));
         }
     };
-    if waited {
+    if begin.elapsed() >= WAITED {
         inside.0.rates.give_back(&claims.sandbox, Class::Messages);
     }
     Ok(Json(InboxPage { messages }))
@@ -186,7 +188,6 @@ pub(super) async fn task(
     State(inside): State<Inside>,
     Extension(claims): Extension<Claims>,
 ) -> Result<Json<Task>> {
-    inside.0.rates.take(&claims.sandbox, Class::Other)?;
     let fork = inside.store().fork(&claims.run, claims.fork).await?;
     let fork = fork.ok_or_else(|| ApiError::new(Code::ForkNotFound, "the fork has not begun"))?;
     Ok(Json(task_of(inside.store(), &claims.sandbox, fork).await?))
@@ -201,7 +202,6 @@ pub(super) async fn task_complete(
     Extension(claims): Extension<Claims>,
     Json(t): Json<TaskComplete>,
 ) -> Result<Json<Reported>> {
-    inside.0.rates.take(&claims.sandbox, Class::Other)?;
     let stop = match (t.stop_reason, t.success) {
         (Some(stop), success) => {
             if matches!(stop, StopReason::EndTurn | StopReason::MaxTokens) != success {

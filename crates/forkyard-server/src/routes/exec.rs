@@ -1,17 +1,15 @@
 //! Commands in a sandbox: their result, their output as it comes, or a terminal.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::body::Body;
 use axum::extract::State;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
-use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::Bytes;
 use forkyard_engine::sandboxes::types::{self, Exec, ExecEvent, PtySize};
-use futures::stream;
 use serde::Deserialize;
 use serde_json::json;
 use utoipa::IntoParams;
@@ -22,6 +20,7 @@ use crate::dto::event::SseMessage;
 use crate::dto::sandbox::{ExecRequest, ExecResult};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
+use crate::stream;
 
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 const MAX_TIMEOUT_MS: u64 = 24 * 3_600_000;
@@ -91,7 +90,12 @@ pub(super) async fn exec(
     Json(r): Json<ExecRequest>,
 ) -> Result<Json<ExecResult>> {
     let exec = begin(&app, &by, &id, &r, Some(MAX_OUTPUT)).await?;
-    let (result, stdout, stderr) = exec.output().await?;
+    let (result, stdout, stderr) = tokio::select! {
+        output = exec.output() => output?,
+        () = by.until_void(app.clone()) => {
+            return Err(ApiError::new(Code::TokenRevoked, "the token was revoked while the command ran"));
+        }
+    };
     let text = |b: Vec<u8>| Some(String::from_utf8_lossy(&b).into_owned());
     Ok(Json(ExecResult { stdout: text(stdout), stderr: text(stderr), ..result.into() }))
 }
@@ -108,7 +112,7 @@ pub(super) async fn exec_stream(
     Json(r): Json<ExecRequest>,
 ) -> Result<Response> {
     let exec = begin(&app, &by, &id, &r, None).await?;
-    let body = stream::unfold(Some(exec), |exec| async move {
+    let output = futures::stream::unfold(Some(exec), |exec| async move {
         let mut exec = exec?;
         let (name, data, more) = match exec.events.recv().await {
             Some(Ok(ExecEvent::Stdout(b))) => ("stdout", piece(&b), true),
@@ -118,11 +122,9 @@ pub(super) async fn exec_stream(
             None => ("error", json!({ "message": "the sandbox went away" }), false),
         };
         let frame = Bytes::from(format!("event: {name}\ndata: {data}\n\n"));
-        Some((Ok::<_, std::convert::Infallible>(frame), more.then_some(exec)))
+        Some((frame, more.then_some(exec)))
     });
-    let mut response = Response::new(Body::from_stream(body));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    Ok(response)
+    Ok(stream::response(&app, by, output))
 }
 
 fn piece(bytes: &[u8]) -> serde_json::Value {
@@ -227,10 +229,12 @@ struct Size {
 /// The shell ends with the connection: its exec is dropped.
 async fn terminal(app: App, by: Principal, mut socket: WebSocket, mut exec: Exec) {
     let mut ping = tokio::time::interval(PING);
+    let mut void = pin!(by.until_void(app.clone()));
     loop {
         tokio::select! {
             biased;
             () = app.parts().stop.cancelled() => return,
+            () = &mut void => return,
             event = exec.events.recv() => {
                 let (message, last) = match event {
                     Some(Ok(ExecEvent::Stdout(b) | ExecEvent::Stderr(b))) => (Message::Binary(b), false),
@@ -260,7 +264,7 @@ async fn terminal(app: App, by: Principal, mut socket: WebSocket, mut exec: Exec
                 }
             }
             _ = ping.tick() => {
-                if !by.still_valid(app.store(), app.now()).await || socket.send(Message::Ping(Bytes::new())).await.is_err() {
+                if socket.send(Message::Ping(Bytes::new())).await.is_err() {
                     return;
                 }
             }

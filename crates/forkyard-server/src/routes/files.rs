@@ -1,4 +1,4 @@
-//! Files of a sandbox. Paths are resolved inside it.
+//! Files of a sandbox. Paths are resolved inside it; what is the worker's own is kept out.
 
 use axum::Extension;
 use axum::body::Body;
@@ -9,6 +9,7 @@ use futures::TryStreamExt;
 use serde_json::json;
 use tokio_util::io::StreamReader;
 
+use super::private;
 use crate::App;
 use crate::access::Principal;
 use crate::dto::sandbox::{Folder, ListFiles, ReadFile, RemoveFile, WriteFile};
@@ -16,7 +17,7 @@ use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
 use crate::page;
 
-const WORKSPACE: &str = "/workspace";
+pub(super) const WORKSPACE: &str = "/workspace";
 /// Bytes of one answer; more by `offset`.
 const MAX_READ: u64 = 32 << 20;
 /// Bytes of an uploaded file.
@@ -27,12 +28,15 @@ pub(super) const MAX_WRITE: usize = 1 << 30;
     security(("token" = ["read"])), responses((status = 200, body = Folder)))]
 pub(super) async fn list_files(
     State(app): State<App>,
+    Extension(by): Extension<Principal>,
     Path(id): Path<String>,
     Query(q): Query<ListFiles>,
 ) -> Result<Json<Folder>> {
     let limit = page::limit(q.limit)?;
     let path = q.path.unwrap_or_else(|| WORKSPACE.into());
-    let mut files = app.observe(&id).await?.list_files(&path).await?;
+    let sandbox = app.observe(&id).await?;
+    private::check(&*sandbox, &by, &path).await?;
+    let mut files = sandbox.list_files(&path).await?;
     files.sort_by(|a, b| a.name.cmp(&b.name));
     files.retain(|f| q.cursor.as_ref().is_none_or(|after| f.name > *after));
     let more = files.len() > limit;
@@ -46,6 +50,7 @@ pub(super) async fn list_files(
     security(("token" = ["read"])), responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>)))]
 pub(super) async fn read_file(
     State(app): State<App>,
+    Extension(by): Extension<Principal>,
     Path(id): Path<String>,
     Query(q): Query<ReadFile>,
 ) -> Result<Response> {
@@ -53,7 +58,9 @@ pub(super) async fn read_file(
     if !(1..=MAX_READ).contains(&length) {
         return Err(ApiError::field("length", length.to_string(), "is out of range", "give 1 to 33554432"));
     }
-    let data = app.observe(&id).await?.read_file(&q.path, q.offset.unwrap_or(0), length).await?;
+    let sandbox = app.observe(&id).await?;
+    private::check(&*sandbox, &by, &q.path).await?;
+    let data = sandbox.read_file(&q.path, q.offset.unwrap_or(0), length).await?;
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"))], data).into_response())
 }
 
@@ -75,6 +82,7 @@ pub(super) async fn write_file(
         })?),
     };
     let sandbox = app.attach(&id).await?;
+    private::check(&*sandbox, &by, &q.path).await?;
     app.record(&by, "sandbox.write_file", &id, json!({ "path": q.path })).await?;
     let body = http_body_util::Limited::new(body, MAX_WRITE);
     let data = http_body_util::BodyDataStream::new(body).map_err(std::io::Error::other);
@@ -96,6 +104,7 @@ pub(super) async fn remove_file(
         return Err(ApiError::new(Code::BadRequest, "path is empty"));
     }
     let sandbox = app.attach(&id).await?;
+    private::check(&*sandbox, &by, &q.path).await?;
     app.record(&by, "sandbox.remove_file", &id, json!({ "path": q.path })).await?;
     sandbox.remove(&q.path, q.recursive.unwrap_or(false)).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -16,7 +16,7 @@ use forkyard_engine::{EngineError, log};
 use forkyard_store::EventQuery;
 use serde_json::json;
 
-use super::runs::{command, idempotency_key};
+use super::runs::command;
 use crate::App;
 use crate::access::Principal;
 use crate::dto::event::{Event, EventPage};
@@ -27,6 +27,7 @@ use crate::dto::result::{
 use crate::dto::run::{Accepted, AddForks};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
+use crate::once::Key;
 use crate::page;
 
 /// Bytes of a patch that is shown; the whole is at `/patch`.
@@ -55,30 +56,46 @@ pub(super) async fn list_forks(State(app): State<App>, Path(run): Path<String>) 
 }
 
 /// Adds forks to a live run.
-#[utoipa::path(post, path = "/api/v1/runs/{run}/forks", tag = "forks", params(("run" = String, Path)), request_body = AddForks,
+#[utoipa::path(post, path = "/api/v1/runs/{run}/forks", tag = "forks", request_body = AddForks,
+    params(("run" = String, Path), ("Idempotency-Key" = Option<String>, Header, description = "Makes the same request twice one")),
     security(("token" = ["steer"])), responses((status = 202, body = Accepted)))]
 pub(super) async fn add_forks(
     State(app): State<App>,
     Extension(by): Extension<Principal>,
     Path(run): Path<String>,
+    headers: HeaderMap,
     Json(request): Json<AddForks>,
 ) -> Result<(StatusCode, Json<Accepted>)> {
-    let view = app.live_run(&run).await?;
+    let (view, key) = (app.run(&run).await?, Key::read(&headers, &by)?);
+    let act = add(&app, &by, &request, &run, key.as_ref());
+    let done = app.once(key.as_ref(), "forks", Some(&view.id), &request, act).await?;
+    Ok((StatusCode::ACCEPTED, Json(done.answer)))
+}
+
+async fn add(
+    app: &App,
+    by: &Principal,
+    request: &AddForks,
+    run: &str,
+    key: Option<&Key>,
+) -> Result<Accepted> {
+    let view = app.live_run(run).await?;
     let missing = || ApiError::from(EngineError::NoSuchRun(view.id.clone()));
     let (state, _) = log::load_run(app.store(), &view.id).await?.ok_or_else(missing)?;
     let first = state.spec().forks.first().cloned().unwrap_or_default();
     let mut like = ForkSpec { name: None, ..first };
-    if let Some(prompt) = request.prompt {
-        like.prompt = prompt;
+    if let Some(prompt) = &request.prompt {
+        like.prompt = prompt.clone();
     }
-    if let Some(model) = request.model {
-        app.check_model(&model)?;
-        like.model = model;
+    if let Some(model) = &request.model {
+        app.check_model(model)?;
+        like.model = model.clone();
     }
     let count = request.forks.unwrap_or(1);
     let forks = vec![like; count.min(forkyard_core::spec::MAX_FORKS + 1) as usize];
     state.spec().validate_added(state.fork_count(), &forks, |m| app.parts().models.known(m))?;
-    command(&app, &by, &view, Command::AddForks { forks }).await
+    let (_, Json(accepted)) = command(app, by, &view, Command::AddForks { forks }, key).await?;
+    Ok(accepted)
 }
 
 /// What came of a run: its forks, ranked.
@@ -336,7 +353,7 @@ pub(super) async fn send_message(
     Json(message): Json<Message>,
 ) -> Result<(StatusCode, Json<Queued>)> {
     let (run, fork) = found(&app, &at).await?;
-    say(&app, &by, &run, &fork, message.kind.into(), &message.content, idempotency_key(&headers, &by)?).await
+    say(&app, &by, &run, &fork, message.kind.into(), &message.content, Key::read(&headers, &by)?).await
 }
 
 /// Stops what a fork's agent is doing, and says why.
@@ -360,7 +377,7 @@ pub(super) async fn say(
     fork: &ForkView,
     kind: MessageKind,
     content: &str,
-    key: Option<String>,
+    key: Option<Key>,
 ) -> Result<(StatusCode, Json<Queued>)> {
     // Line breaks and tabs are text; what else steers a terminal is not.
     let content: String = content.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect();
@@ -369,18 +386,25 @@ pub(super) async fn say(
         let fix = format!("write 1 to {MAX_MESSAGE_CHARS} characters");
         return Err(ApiError::field("content", format!("{chars} characters"), "can't be sent", &fix));
     }
-    if fork.outcome.is_some() {
-        return Err(ApiError::new(
-            Code::Ended,
-            format!("fork {} of {} has ended: nobody would read it", fork.fork, run.id),
-        ));
-    }
     let target = format!("{}/{}", run.id, fork.fork);
-    app.record(by, "fork.message", &target, json!({ "type": kind, "content": content })).await?;
-    let stored = serde_json::to_value(StoredText { kind, content })
-        .map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
-    let id = app.engine().message(&run.id, fork.fork, stored, key).await?;
-    Ok((StatusCode::ACCEPTED, Json(Queued { status: "queued".into(), message_id: id })))
+    let said = json!({ "type": kind, "content": content });
+    let act = async {
+        if fork.outcome.is_some() {
+            return Err(ApiError::new(
+                Code::Ended,
+                format!("fork {} of {} has ended: nobody would read it", fork.fork, run.id),
+            ));
+        }
+        app.record(by, "fork.message", &target, said.clone()).await?;
+        let stored = serde_json::to_value(StoredText { kind, content: content.clone() })
+            .map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
+        let own = key.as_ref().map(|k| k.as_str().to_string());
+        let id = app.engine().message(&run.id, fork.fork, stored, own).await?;
+        Ok(Queued { status: "queued".into(), message_id: id })
+    };
+    let what = format!("messages/{}", fork.fork);
+    let done = app.once(key.as_ref(), &what, Some(&run.id), &said, act).await?;
+    Ok((StatusCode::ACCEPTED, Json(done.answer)))
 }
 
 /// Ends one fork; the others go on.
@@ -396,5 +420,5 @@ pub(super) async fn cancel_fork(
     if fork.outcome.is_some() {
         return Err(ApiError::new(Code::Ended, format!("fork {} of {} has ended", fork.fork, run.id)));
     }
-    command(&app, &by, &run, Command::CancelFork { fork: fork.fork }).await
+    command(&app, &by, &run, Command::CancelFork { fork: fork.fork }, None).await
 }

@@ -9,6 +9,7 @@ mod exec;
 mod files;
 mod forks;
 mod health;
+mod private;
 mod runs;
 mod sandbox_events;
 mod sandboxes;

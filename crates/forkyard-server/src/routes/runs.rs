@@ -9,7 +9,7 @@ use forkyard_core::view::RunView;
 use forkyard_engine::activities::is_url;
 use forkyard_engine::log;
 use forkyard_store::RunQuery;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::App;
 use crate::access::Principal;
@@ -17,13 +17,10 @@ use crate::dto::event::SseMessage;
 use crate::dto::run::{Accepted, CreateRun, FollowRuns, ListRuns, Run, RunDetail, RunPage, wanted};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
+use crate::once::Key;
 use crate::page;
 use crate::requests::new_run_id;
 use crate::stream;
-
-const KEY: &str = "idempotency-key";
-/// Characters of an idempotency key.
-const MAX_KEY: usize = 200;
 
 /// Runs, newest first. With a search, an outcome or `live` only those; pages go on as before.
 #[utoipa::path(get, path = "/api/v1/runs", tag = "runs", params(ListRuns), security(("token" = ["read"])),
@@ -76,9 +73,23 @@ pub(super) async fn create_run(
     headers: HeaderMap,
     Json(request): Json<CreateRun>,
 ) -> Result<Response> {
-    let key = idempotency_key(&headers, &by)?;
+    let key = Key::read(&headers, &by)?;
+    let act = submit(&app, &by, &request, key.as_ref());
+    let done = app.once(key.as_ref(), "runs", None, &request, act).await?;
+    let (id, made) = done.answer;
+    let view = app.run(&id).await?;
+    let status = if done.new && made { StatusCode::CREATED } else { StatusCode::OK };
+    let mut response = (status, Json(Run::from(&view))).into_response();
+    if let Ok(at) = HeaderValue::from_str(&format!("/api/v1/runs/{}", view.id)) {
+        response.headers_mut().insert(header::LOCATION, at);
+    }
+    Ok(response)
+}
+
+/// The run's id, and whether it was made now.
+async fn submit(app: &App, by: &Principal, request: &CreateRun, key: Option<&Key>) -> Result<(String, bool)> {
     let detail = json!({ "repo": forkyard_engine::git::shown_url(&request.repo), "prompt": request.prompt });
-    let spec = app.run_spec(request)?;
+    let spec = app.run_spec(request.clone())?;
     let parts = app.parts();
     if !is_url(&spec.repo.source) {
         let repo = parts.git.open(std::path::Path::new(&spec.repo.source)).await?;
@@ -86,9 +97,10 @@ pub(super) async fn create_run(
     }
     app.check_starts(&spec).await?;
     let id = new_run_id();
-    let made = app.engine().submit(id.clone(), spec.clone(), key).await?;
-    let new = made == id;
-    if !new {
+    app.record(by, "run.create", id.as_str(), detail).await?;
+    let made = app.engine().submit(id.clone(), spec.clone(), key.map(|k| k.as_str().to_string())).await?;
+    // What was known of the key can have made room for others; the store has the key of a run for as long as the run.
+    if made != id {
         let same = log::load_run(app.store(), &made).await?.is_some_and(|(run, _)| *run.spec() == spec);
         if !same {
             return Err(ApiError::new(
@@ -97,26 +109,8 @@ pub(super) async fn create_run(
             )
             .hint("use a new key for a new request"));
         }
-    } else {
-        app.record(&by, "run.create", made.as_str(), detail).await?;
     }
-    let view = app.run(made.as_str()).await?;
-    let status = if new { StatusCode::CREATED } else { StatusCode::OK };
-    let mut response = (status, Json(Run::from(&view))).into_response();
-    if let Ok(at) = HeaderValue::from_str(&format!("/api/v1/runs/{made}")) {
-        response.headers_mut().insert(header::LOCATION, at);
-    }
-    Ok(response)
-}
-
-/// Keys of different users never meet.
-pub(super) fn idempotency_key(headers: &HeaderMap, by: &Principal) -> Result<Option<String>> {
-    let Some(given) = headers.get(KEY) else { return Ok(None) };
-    let text = given.to_str().ok().filter(|t| (1..=MAX_KEY).contains(&t.len()));
-    let text = text.ok_or_else(|| {
-        ApiError::field("Idempotency-Key", "", "can't be used", "send 1 to 200 visible ASCII characters")
-    })?;
-    Ok(Some(format!("api/{}/{text}", by.owner())))
+    Ok((made.to_string(), made == id))
 }
 
 /// A run with its forks and its money.
@@ -139,7 +133,7 @@ pub(super) async fn pause_run(
     Path(run): Path<String>,
 ) -> Result<(StatusCode, Json<Accepted>)> {
     let view = app.live_run(&run).await?;
-    command(&app, &by, &view, Command::Pause).await
+    command(&app, &by, &view, Command::Pause, None).await
 }
 
 /// Goes on with a run that is paused, detached or lost its driver.
@@ -151,7 +145,7 @@ pub(super) async fn resume_run(
     Path(run): Path<String>,
 ) -> Result<(StatusCode, Json<Accepted>)> {
     let view = app.live_run(&run).await?;
-    command(&app, &by, &view, Command::Resume).await
+    command(&app, &by, &view, Command::Resume, None).await
 }
 
 /// Ends a run: what was done is collected, then everything is cleaned up.
@@ -163,7 +157,7 @@ pub(super) async fn cancel_run(
     Path(run): Path<String>,
 ) -> Result<(StatusCode, Json<Accepted>)> {
     let view = app.live_run(&run).await?;
-    command(&app, &by, &view, Command::Cancel).await
+    command(&app, &by, &view, Command::Cancel, None).await
 }
 
 /// Recorded, then passed on to whoever drives the run.
@@ -172,9 +166,26 @@ pub(super) async fn command(
     by: &Principal,
     view: &RunView,
     command: Command,
+    key: Option<&Key>,
 ) -> Result<(StatusCode, Json<Accepted>)> {
     let name = command.name();
-    app.record(by, &format!("run.{name}"), view.id.as_str(), serde_json::Value::Null).await?;
-    app.engine().command(&view.id, command, None).await?;
+    app.record(by, &format!("run.{name}"), view.id.as_str(), detail(&command)).await?;
+    app.engine().command(&view.id, command, key.map(|k| k.as_str().to_string())).await?;
     Ok((StatusCode::ACCEPTED, Json(Accepted::new(view, name))))
+}
+
+/// What the audit trail has of a command besides its name.
+fn detail(command: &Command) -> Value {
+    match command {
+        Command::CancelFork { fork } => json!({ "fork": fork }),
+        Command::AddForks { forks } => {
+            let first = forks.first();
+            json!({
+                "count": forks.len(),
+                "prompt": first.map(|f| &f.prompt),
+                "model": first.map(|f| &f.model),
+            })
+        }
+        Command::Pause | Command::Resume | Command::Detach | Command::Cancel => Value::Null,
+    }
 }

@@ -13,18 +13,18 @@ use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 use super::forks::say;
-use super::runs::idempotency_key;
 use crate::App;
 use crate::access::Principal;
 use crate::dto::event::{Event, Source, kinds};
 use crate::dto::fork::{ForkOutcome, Message, Queued};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
+use crate::once::Key;
 use crate::page;
 
 const DEFAULT_LIMIT: u32 = 100;
-/// Events that are looked through for one answer, at most.
-const MAX_LOOKED_AT: usize = 100_000;
+/// What is older is read from the beginning.
+const MAX_OFFSET: usize = 100_000;
 
 impl App {
     /// The fork that a sandbox works for, also when the sandbox is gone.
@@ -88,7 +88,7 @@ pub(super) async fn sandbox_events(
     let id = App::sandbox_id(&sandbox)?;
     let limit = page::limit(Some(q.limit.unwrap_or(DEFAULT_LIMIT)))?;
     let offset = q.offset.unwrap_or(0) as usize;
-    if offset > MAX_LOOKED_AT {
+    if offset > MAX_OFFSET {
         return Err(ApiError::field(
             "offset",
             offset.to_string(),
@@ -97,24 +97,21 @@ pub(super) async fn sandbox_events(
         ));
     }
     let kinds = kinds(q.event_type.as_deref())?;
-    let mut query = EventQuery { kinds, newest_first: true, ..Default::default() };
-    let (mut seen, mut events) = (0, Vec::new());
-    // The store pages by position; this address counts.
-    while seen < MAX_LOOKED_AT {
-        let found = app.store().read_sandbox(&id, &query).await?;
-        let Some(oldest) = found.last() else { break };
-        query.before = Some(oldest.position);
-        for r in found {
-            if (offset..offset + limit).contains(&seen) {
-                events.push(SandboxEvent::from(r));
-            }
-            seen += 1;
-        }
-    }
-    if seen == 0 {
+    let total_count = app.store().count_sandbox(&id, &kinds).await?;
+    if total_count == 0 {
         app.fork_of(&sandbox).await?;
     }
-    Ok(Json(SandboxEvents { events, total_count: seen, sandbox_id: sandbox }))
+    let mut query = EventQuery { kinds, newest_first: true, skip: offset, limit, ..Default::default() };
+    let mut events: Vec<SandboxEvent> = Vec::new();
+    // Large events make short pages of the store; an answer has as many as it was asked for.
+    while query.limit > 0 {
+        let found = app.store().read_sandbox(&id, &query).await?;
+        let Some(oldest) = found.last() else { break };
+        (query.before, query.skip) = (Some(oldest.position), 0);
+        query.limit -= found.len();
+        events.extend(found.into_iter().map(Into::into));
+    }
+    Ok(Json(SandboxEvents { events, total_count: total_count as usize, sandbox_id: sandbox }))
 }
 
 impl From<Recorded> for SandboxEvent {
@@ -261,7 +258,7 @@ pub(super) async fn sandbox_message(
     Json(m): Json<Message>,
 ) -> Result<(StatusCode, Json<Queued>)> {
     let (run, fork) = app.fork_of(&sandbox).await?;
-    say(&app, &by, &run, &fork, m.kind.into(), &m.content, idempotency_key(&headers, &by)?).await
+    say(&app, &by, &run, &fork, m.kind.into(), &m.content, Key::read(&headers, &by)?).await
 }
 
 #[derive(Clone, Copy, Default, Serialize, Deserialize, ToSchema)]

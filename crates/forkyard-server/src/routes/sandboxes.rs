@@ -10,20 +10,22 @@ use forkyard_engine::sandboxes::types::{
 use serde_json::json;
 use std::sync::Arc;
 
-use super::runs::idempotency_key;
 use crate::App;
-use crate::access::{Principal, random_id, stable_id};
+use crate::access::Principal;
 use crate::dto::sandbox::{
     AllStats, Children, CreateSandbox, ForkSandbox, ListSandboxes, ReadHistory, Sample, Sandbox,
     SandboxHealth, SandboxPage, SandboxStats, Snapshot, SnapshotRequest, Snapshots, Stats, StatsHistory,
 };
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
+use crate::once::{Key, id_for};
 use crate::page;
 
 const DEFAULT_LIFETIME: Millis = Millis::minutes(120);
 const LIFETIME_MS: std::ops::RangeInclusive<u64> = 1000..=7 * 24 * 3_600_000;
 const MAX_CHILDREN: u32 = 100;
+/// What keys of sandboxes to be made are about.
+const CREATE: &str = "sandboxes";
 
 impl App {
     pub(super) fn sandbox_id(text: &str) -> Result<SandboxId> {
@@ -154,29 +156,35 @@ pub(super) async fn create_sandbox(
     headers: HeaderMap,
     Json(request): Json<CreateSandbox>,
 ) -> Result<(StatusCode, Json<Sandbox>)> {
-    let id = match (&request.id, idempotency_key(&headers, &by)?) {
-        (Some(id), _) => SandboxId::new(id.as_str())
+    let key = Key::read(&headers, &by)?;
+    let act = create(&app, &by, &request, key.as_ref());
+    let done = app.once(key.as_ref(), CREATE, None, &request, act).await?;
+    Ok((StatusCode::CREATED, Json(done.answer)))
+}
+
+async fn create(app: &App, by: &Principal, request: &CreateSandbox, key: Option<&Key>) -> Result<Sandbox> {
+    let id = match &request.id {
+        Some(id) => SandboxId::new(id.as_str())
             .map_err(|e| ApiError::field("id", id, &e.to_string(), "use 1 to 63 of a-z and 0-9"))?,
-        (None, Some(key)) => SandboxId::new(format!("s{}", stable_id(&key))).expect("letters and digits"),
-        (None, None) => SandboxId::new(format!("s{}", random_id())).expect("letters and digits"),
+        None => new_id(key, CREATE),
     };
-    let spec = app.sandbox_spec(&request)?;
+    let spec = app.sandbox_spec(request)?;
     // What a run has made is the run's.
     if let Ok((_, there)) = app.parts().sandboxes.find(&id).await
         && there.labels.contains_key("run")
     {
         return Err(ApiError::new(Code::Conflict, format!("sandbox {id} belongs to a run")));
     }
-    app.record(
-        &by,
-        "sandbox.create",
-        id.as_str(),
-        json!({ "image": request.image, "snapshot": request.snapshot }),
-    )
-    .await?;
+    let detail = json!({ "image": request.image, "snapshot": request.snapshot });
+    app.record(by, "sandbox.create", id.as_str(), detail).await?;
     let kind = request.provider.map_or(app.parts().defaults.sandbox.provider, Into::into);
     let sandbox = app.parts().sandboxes.create(kind, &id, &spec).await?;
-    Ok((StatusCode::CREATED, Json(sandbox.info().await?.into())))
+    Ok(sandbox.info().await?.into())
+}
+
+/// What was half done under a key is gone on with under the same name.
+fn new_id(key: Option<&Key>, what: &str) -> SandboxId {
+    SandboxId::new(format!("s{}", id_for(key, what))).expect("letters and digits")
 }
 
 /// Whether sandboxes can be asked after here. For everybody, so it says no more.
@@ -360,37 +368,53 @@ pub(super) async fn sandbox_health(
 }
 
 /// Freezes a sandbox's files under a name, from which others can start.
-#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/snapshot", tag = "sandboxes", params(("sandbox" = String, Path)),
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/snapshot", tag = "sandboxes",
+    params(("sandbox" = String, Path), ("Idempotency-Key" = Option<String>, Header, description = "Makes the same request twice one")),
     request_body = SnapshotRequest, security(("token" = ["steer"])), responses((status = 201, body = Snapshot)))]
 pub(super) async fn snapshot_sandbox(
     State(app): State<App>,
     Extension(by): Extension<Principal>,
     Path(id): Path<String>,
+    headers: HeaderMap,
     Json(request): Json<SnapshotRequest>,
 ) -> Result<(StatusCode, Json<Snapshot>)> {
-    let name = snapshot_id(&request.id.unwrap_or_else(|| format!("n{}", random_id())))?;
-    let sandbox = app.attach(&id).await?;
-    app.record(&by, "sandbox.snapshot", &id, json!({ "snapshot": name })).await?;
-    Ok((StatusCode::CREATED, Json(sandbox.snapshot(&name, &Labels::new()).await?.into())))
+    let (key, what) = (Key::read(&headers, &by)?, format!("snapshot/{id}"));
+    let act = async {
+        let name = request.id.clone().unwrap_or_else(|| format!("n{}", id_for(key.as_ref(), &what)));
+        let name = snapshot_id(&name)?;
+        let sandbox = app.attach(&id).await?;
+        app.record(&by, "sandbox.snapshot", &id, json!({ "snapshot": name })).await?;
+        Ok(sandbox.snapshot(&name, &Labels::new()).await?.into())
+    };
+    let done = app.once(key.as_ref(), &what, None, &request, act).await?;
+    Ok((StatusCode::CREATED, Json(done.answer)))
 }
 
 /// Makes copy-on-write children of a sandbox; it goes on as it is.
-#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/fork", tag = "sandboxes", params(("sandbox" = String, Path)),
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/fork", tag = "sandboxes",
+    params(("sandbox" = String, Path), ("Idempotency-Key" = Option<String>, Header, description = "Makes the same request twice one")),
     request_body = ForkSandbox, security(("token" = ["steer"])), responses((status = 201, body = Children)))]
 pub(super) async fn fork_sandbox(
     State(app): State<App>,
     Extension(by): Extension<Principal>,
     Path(id): Path<String>,
+    headers: HeaderMap,
     Json(request): Json<ForkSandbox>,
 ) -> Result<(StatusCode, Json<Children>)> {
-    let count = within("count", u64::from(request.count.unwrap_or(1)), 1, u64::from(MAX_CHILDREN))?;
-    let spec = app.sandbox_spec(&CreateSandbox { lifetime_ms: request.lifetime_ms, ..Default::default() })?;
-    let (_, parent) = app.find_sandbox(&id).await?;
-    let new = || SandboxId::new(format!("s{}", random_id())).expect("letters and digits");
-    let children: Vec<SandboxId> = (0..count).map(|_| new()).collect();
-    app.record(&by, "sandbox.fork", &id, json!({ "children": children })).await?;
-    let between = snapshot_id(&format!("n{}", random_id()))?;
-    app.parts().sandboxes.fork(&parent.id, &between, &children, spec).await?;
-    let sandboxes = children.iter().map(ToString::to_string).collect();
-    Ok((StatusCode::CREATED, Json(Children { parent: id, sandboxes })))
+    let (key, what) = (Key::read(&headers, &by)?, format!("fork/{id}"));
+    let act = async {
+        let count = within("count", u64::from(request.count.unwrap_or(1)), 1, u64::from(MAX_CHILDREN))?;
+        let like = CreateSandbox { lifetime_ms: request.lifetime_ms, ..Default::default() };
+        let spec = app.sandbox_spec(&like)?;
+        let (_, parent) = app.find_sandbox(&id).await?;
+        let children: Vec<SandboxId> =
+            (0..count).map(|n| new_id(key.as_ref(), &format!("{what}/{n}"))).collect();
+        app.record(&by, "sandbox.fork", &id, json!({ "children": children })).await?;
+        let between = snapshot_id(&format!("n{}", id_for(key.as_ref(), &what)))?;
+        app.parts().sandboxes.fork(&parent.id, &between, &children, spec).await?;
+        let sandboxes = children.iter().map(ToString::to_string).collect();
+        Ok(Children { parent: id.clone(), sandboxes })
+    };
+    let done = app.once(key.as_ref(), &what, None, &request, act).await?;
+    Ok((StatusCode::CREATED, Json(done.answer)))
 }

@@ -92,7 +92,7 @@ pub(super) async fn logout(State(app): State<App>, Extension(by): Extension<Prin
         return Err(ApiError::new(Code::Conflict, "this is a token, not a session")
             .hint("DELETE /api/v1/tokens/ID revokes a token"));
     }
-    app.store().revoke_token(&by.token, app.now()).await?;
+    app.revoke(&by.token).await?;
     let gone = session_cookie("", app.parts().secure, Millis::ZERO);
     let gone = HeaderValue::from_str(&gone).map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
     Ok((StatusCode::NO_CONTENT, [(header::SET_COOKIE, gone)]).into_response())

@@ -119,7 +119,7 @@ pub(super) async fn revoke_token(
             .hint("revoke it with another, or with `forkyard token revoke`"));
     }
     app.record(&by, "token.revoke", &id, serde_json::Value::Null).await?;
-    match app.store().revoke_token(&id, app.now()).await {
+    match app.revoke(&id).await {
         Err(StoreError::NotFound { .. }) => Err(missing()),
         other => other.map(|()| StatusCode::NO_CONTENT).map_err(Into::into),
     }

@@ -1,6 +1,7 @@
 //! Events of many runs over one WebSocket, with filters that a client can change as it goes.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::time::Duration;
 
 use axum::Extension;
@@ -277,10 +278,12 @@ async fn talk(
     mut out: mpsc::Receiver<Out>,
 ) {
     let mut ping = tokio::time::interval(PING);
+    let mut void = pin!(by.until_void(app.clone()));
     loop {
         let answer: Message = tokio::select! {
             biased;
             () = app.parts().stop.cancelled() => return,
+            () = &mut void => return,
             said = socket.recv() => match said {
                 Some(Ok(Message::Text(text))) => match heed(&mut client, &text).await {
                     Ok(None) => continue,
@@ -300,12 +303,7 @@ async fn talk(
                 }
                 Message::Text(message.text.into())
             }
-            _ = ping.tick() => {
-                if !by.still_valid(app.store(), app.now()).await {
-                    return;
-                }
-                Message::Ping(Bytes::new())
-            }
+            _ = ping.tick() => Message::Ping(Bytes::new()),
         };
         match tokio::time::timeout(SEND, socket.send(answer)).await {
             Ok(Ok(())) => {}

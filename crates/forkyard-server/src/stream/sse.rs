@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use bytes::{BufMut, Bytes, BytesMut};
+use futures::future::{BoxFuture, FutureExt};
 use futures::stream::{self, BoxStream, Stream, StreamExt};
 use tokio::time::{Instant, Interval, interval_at};
 use tokio_util::sync::CancellationToken;
@@ -14,7 +15,7 @@ use super::{Tail, Told};
 use crate::App;
 use crate::access::Principal;
 
-/// How often an idle stream says that it is there, and whether its token still holds is looked at.
+/// How often a stream says that it is there.
 const PING: Duration = Duration::from_secs(15);
 /// How long a browser waits before it comes back.
 const RETRY_MS: u32 = 1000;
@@ -22,8 +23,8 @@ const RETRY_MS: u32 = 1000;
 const BATCH_BYTES: usize = 64 << 10;
 
 struct Sse {
-    app: App,
-    by: Principal,
+    /// Comes back when the token does not hold any more.
+    void: BoxFuture<'static, ()>,
     messages: BoxStream<'static, Bytes>,
     ping: Interval,
     stop: CancellationToken,
@@ -33,8 +34,7 @@ struct Sse {
 /// Answers with these messages, for as long as the token holds and the server runs.
 pub fn response(app: &App, by: Principal, messages: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let state = Sse {
-        app: app.clone(),
-        by,
+        void: by.until_void(app.clone()).boxed(),
         messages: messages.boxed(),
         ping: interval_at(Instant::now() + PING, PING),
         stop: app.parts().stop.clone(),
@@ -61,11 +61,9 @@ impl Sse {
         tokio::select! {
             biased;
             () = self.stop.cancelled() => None,
+            () = &mut self.void => None,
             message = self.messages.next() => message,
-            _ = self.ping.tick() => {
-                let valid = self.by.still_valid(self.app.store(), self.app.now()).await;
-                valid.then(|| Bytes::from_static(b": ping\n\n"))
-            }
+            _ = self.ping.tick() => Some(Bytes::from_static(b": ping\n\n")),
         }
     }
 }

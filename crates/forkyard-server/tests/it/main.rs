@@ -1,4 +1,7 @@
 mod inside;
+mod inside_bounds;
+mod listen;
+mod revoked;
 mod runs;
 mod stream;
 mod websocket;

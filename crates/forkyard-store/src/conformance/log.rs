@@ -302,8 +302,19 @@ pub async fn sandboxes_have_their_events<F: Future<Output = Arc<dyn Store>>>(mak
     assert_eq!(store.read_sandbox(&box1, &newest).await.unwrap()[0].position, 5);
     let after = EventQuery { after: 2, kinds: vec!["exec.".into()], ..Default::default() };
     assert_eq!(store.read_sandbox(&box1, &after).await.unwrap().len(), 1);
+    let older = EventQuery { newest_first: true, skip: 1, ..Default::default() };
+    assert_eq!(store.read_sandbox(&box1, &older).await.unwrap()[0].position, 2);
     let none = SandboxId::new("box9").unwrap();
     assert_eq!(store.read_sandbox(&none, &EventQuery::default()).await.unwrap(), vec![]);
+    for (sandbox, kinds, count) in [
+        (&box1, vec![], 2),
+        (&box1, vec!["exec.".to_string()], 1),
+        (&box1, vec!["exec.c".to_string(), "sandbox.a".to_string()], 2),
+        (&box1, vec!["run.".to_string()], 0),
+        (&none, vec![], 0),
+    ] {
+        assert_eq!(store.count_sandbox(sandbox, &kinds).await.unwrap(), count, "{sandbox} {kinds:?}");
+    }
 }
 
 pub async fn journals_are_read_in_order<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {

@@ -403,6 +403,18 @@ pub(super) async fn read_sandbox(
     Ok(select(conn, &run_id(run)?, sql.build(), MAX_ANSWER_BYTES).await?.events)
 }
 
+pub(super) async fn count_sandbox(
+    conn: &mut PgConnection,
+    sandbox: &SandboxId,
+    query: &EventQuery,
+) -> Result<u64> {
+    let mut sql = QueryBuilder::new("SELECT count(*) FROM events WHERE sandbox = ");
+    sql.push_bind(sandbox.as_str());
+    filter(&mut sql, query);
+    let found: i64 = sql.build_query_scalar().fetch_one(conn).await?;
+    Ok(uint(found))
+}
+
 fn range(n: i64, query: &EventQuery) -> QueryBuilder<Postgres> {
     let (from, to) = id_range(n, query.after, query.before);
     let mut sql = QueryBuilder::new(format!("SELECT {COLUMNS} FROM events WHERE id BETWEEN "));
@@ -410,8 +422,8 @@ fn range(n: i64, query: &EventQuery) -> QueryBuilder<Postgres> {
     sql
 }
 
-/// The rest of a query: which, in which order, how many.
-fn finish(sql: &mut QueryBuilder<Postgres>, query: &EventQuery) {
+/// Which events a query is about.
+fn filter(sql: &mut QueryBuilder<Postgres>, query: &EventQuery) {
     if let Some(fork) = query.fork {
         sql.push(" AND fork = ").push_bind(i64::from(fork));
     }
@@ -429,8 +441,13 @@ fn finish(sql: &mut QueryBuilder<Postgres>, query: &EventQuery) {
         }
         sql.push(")");
     }
+}
+
+/// The rest of a query: which, in which order, how many.
+fn finish(sql: &mut QueryBuilder<Postgres>, query: &EventQuery) {
+    filter(sql, query);
     sql.push(if query.newest_first { " ORDER BY id DESC LIMIT " } else { " ORDER BY id LIMIT " });
-    sql.push_bind(rows(query.limit));
+    sql.push_bind(rows(query.limit)).push(" OFFSET ").push_bind(int(query.skip as u64));
 }
 
 pub(super) async fn last_position(conn: &mut PgConnection, run: &RunId) -> Result<u64> {

@@ -142,6 +142,13 @@ impl EventLog for PostgresStore {
             .long(async { log::read_sandbox(&mut *self.snapshot().await?, sandbox, query).await })
             .await
     }
+    async fn count_sandbox(&self, sandbox: &SandboxId, kinds: &[String]) -> Result<u64> {
+        let query = EventQuery { kinds: kinds.to_vec(), ..Default::default() };
+        check::query(&query)?;
+        self.patience
+            .long(async { log::count_sandbox(&mut *self.snapshot().await?, sandbox, &query).await })
+            .await
+    }
     async fn read_journals(&self, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>> {
         self.patience.long(async { log::read_journals(&mut *self.snapshot().await?, run, fork).await }).await
     }

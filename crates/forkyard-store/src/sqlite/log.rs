@@ -357,6 +357,7 @@ pub(super) fn read_run(conn: &Connection, run: &RunId, query: &EventQuery) -> Re
     let mut sql = format!("SELECT {COLUMNS} FROM events WHERE id BETWEEN ?1 AND ?2");
     let mut values = vec![Sql::Integer(from), Sql::Integer(to)];
     filter(&mut sql, &mut values, query);
+    order(&mut sql, &mut values, query);
     let page = select(conn, run, &sql, values, MAX_ANSWER_BYTES)?;
     match query.last_of_all(last_position(conn, run)?) {
         Some(end) => page.unbroken(run, |e| e.position, query.after, end, rows(query.limit)),
@@ -381,10 +382,19 @@ pub(super) fn read_sandbox(
     let mut sql = format!("SELECT {COLUMNS} FROM events WHERE id BETWEEN ?1 AND ?2 AND sandbox = ?3");
     let mut values = vec![Sql::Integer(from), Sql::Integer(to), Sql::Text(sandbox.as_str().into())];
     filter(&mut sql, &mut values, query);
+    order(&mut sql, &mut values, query);
     Ok(select(conn, &run_id(run)?, &sql, values, MAX_ANSWER_BYTES)?.events)
 }
 
-/// The rest of a query: which, in which order, how many.
+pub(super) fn count_sandbox(conn: &Connection, sandbox: &SandboxId, query: &EventQuery) -> Result<u64> {
+    let mut sql = "SELECT count(*) FROM events WHERE sandbox = ?1".to_string();
+    let mut values = vec![Sql::Text(sandbox.as_str().into())];
+    filter(&mut sql, &mut values, query);
+    let found: i64 = conn.prepare_cached(&sql)?.query_row(params_from_iter(values), |r| r.get(0))?;
+    Ok(uint(found))
+}
+
+/// Which events a query is about.
 fn filter(sql: &mut String, values: &mut Vec<Sql>, query: &EventQuery) {
     let mut bind = |value: Sql| {
         values.push(value);
@@ -406,8 +416,14 @@ fn filter(sql: &mut String, values: &mut Vec<Sql>, query: &EventQuery) {
             .collect();
         sql.push_str(&format!(" AND ({})", any.join(" OR ")));
     }
+}
+
+/// In which order, and how many.
+fn order(sql: &mut String, values: &mut Vec<Sql>, query: &EventQuery) {
     let order = if query.newest_first { "DESC" } else { "ASC" };
-    sql.push_str(&format!(" ORDER BY id {order} LIMIT {}", bind(Sql::Integer(rows(query.limit)))));
+    let (limit, skip) = (values.len() + 1, values.len() + 2);
+    values.extend([Sql::Integer(rows(query.limit)), Sql::Integer(int(query.skip as u64))]);
+    sql.push_str(&format!(" ORDER BY id {order} LIMIT ?{limit} OFFSET ?{skip}"));
 }
 
 pub(super) fn last_position(conn: &Connection, run: &RunId) -> Result<u64> {

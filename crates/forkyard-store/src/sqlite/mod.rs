@@ -99,6 +99,12 @@ impl EventLog for SqliteStore {
         let (sandbox, query) = (sandbox.clone(), query.clone());
         self.readers.read(move |conn| log::read_sandbox(conn, &sandbox, &query)).await
     }
+    async fn count_sandbox(&self, sandbox: &SandboxId, kinds: &[String]) -> Result<u64> {
+        let query = EventQuery { kinds: kinds.to_vec(), ..Default::default() };
+        check::query(&query)?;
+        let sandbox = sandbox.clone();
+        self.readers.read(move |conn| log::count_sandbox(conn, &sandbox, &query)).await
+    }
     async fn read_journals(&self, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>> {
         let run = run.clone();
         self.readers.read(move |conn| log::read_journals(conn, &run, fork)).await

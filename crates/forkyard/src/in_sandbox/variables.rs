@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use forkyard_core::policy::PermissionMode;
-use forkyard_engine::inside::TaskData;
+use forkyard_engine::inside::{TaskData, WORKER_DIR};
 
 use super::client::TokenSource;
 use crate::error::{CliError, Result};
@@ -28,8 +28,6 @@ const OWN: [&str; 16] = [
     "FORKYARD_WORKER_DIR",
     "CALLBACK_URL",
 ];
-/// Of the files of a worker, below its user's home.
-const DEFAULT_DIR: &str = ".forkyard";
 
 #[derive(Debug)]
 pub struct Variables {
@@ -82,7 +80,7 @@ impl Variables {
             return Err(wrong("RESUME_SESSION_ID", format!("{session:?} is another task's"), &fix));
         }
         let home = get("HOME").map_or_else(|| PathBuf::from(&task.policy.home), PathBuf::from);
-        let dir = get("FORKYARD_WORKER_DIR").map_or_else(|| home.join(DEFAULT_DIR), PathBuf::from);
+        let dir = get("FORKYARD_WORKER_DIR").map_or_else(|| home.join(WORKER_DIR), PathBuf::from);
         let commands_env = env
             .iter()
             .filter(|(name, _)| !OWN.contains(&name.as_str()))

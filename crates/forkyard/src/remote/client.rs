@@ -185,6 +185,7 @@ fn said(e: ErrorDetail) -> CliError {
         | Code::KeyReused
         | Code::Conflict
         | Code::TooLarge
+        | Code::TooSlow
         | Code::UnsupportedMediaType
         | Code::HostRefused
         | Code::Unsupported

@@ -41,6 +41,7 @@ mod run;
 mod sandbox;
 mod serve;
 mod serve_fuzz;
+mod serve_once;
 mod serve_sandboxes;
 mod serve_steer;
 mod serve_stream;

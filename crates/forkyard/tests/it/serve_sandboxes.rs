@@ -1,5 +1,7 @@
 //! Sandboxes over the API: real ones.
 
+use std::time::{Duration, Instant};
+
 use futures::{SinkExt, StreamExt};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -142,6 +144,53 @@ async fn a_sandbox_is_made_used_forked_and_removed() {
         s.ask(Method::DELETE, &format!("/api/v1/sandboxes/{id}"), None, 204).await;
     }
     assert_eq!(w.run(&["sandbox", "list"]).stdout, "There is no sandbox.\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_end_with_the_token_that_started_them() {
+    let w = World::with_commit();
+    let s = Server::start_with(&w, &["--port", "0", "--no-work"]);
+    s.ask(Method::POST, "/api/v1/sandboxes", Some(json!({ "id": "box1", "network": "none" })), 201).await;
+    let at = "/api/v1/sandboxes/box1";
+    let made = json!({ "name": "hands", "scope": "steer" });
+    let made = s.ask(Method::POST, "/api/v1/tokens", Some(made), 201).await;
+    let token = made["token"].as_str().unwrap();
+    let command = |name: &str| json!({ "command": ["sh", "-c", format!("touch {name}; sleep 7777")] });
+    let mut streamed = s
+        .send(Method::POST, &format!("{at}/exec/stream"), Some(token), Some(command("streams")))
+        .await
+        .bytes_stream();
+    let pty = format!("{}{at}/pty?token={token}", s.url.replace("http", "ws"));
+    let (mut socket, _) = tokio_tungstenite::connect_async(pty.into_client_request().unwrap()).await.unwrap();
+    let exec = format!("{at}/exec");
+    let waited = s.send(Method::POST, &exec, Some(token), Some(command("waits")));
+    let revoked = async {
+        until("both commands run", async || {
+            let there = s.get(&format!("{at}/files")).await.to_string();
+            (there.contains("streams") && there.contains("waits")).then_some(())
+        })
+        .await;
+        s.ask(Method::DELETE, &format!("/api/v1/tokens/{}", made["id"].as_str().unwrap()), None, 204).await;
+        Instant::now()
+    };
+    let (answer, since) = tokio::join!(waited, revoked);
+    assert_eq!(answer.status().as_u16(), 401);
+    let ends = async {
+        while let Some(piece) = streamed.next().await {
+            assert!(!String::from_utf8_lossy(&piece.unwrap()).contains("event: exit"));
+        }
+        while let Some(Ok(_)) = socket.next().await {}
+    };
+    tokio::time::timeout(PATIENCE, ends).await.expect("they end");
+    // Sooner than they would look by themselves.
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+    until("the commands are gone", async || {
+        let look = json!({ "command": ["sh", "-c", "cat /proc/[0-9]*/comm 2>/dev/null | grep -x sleep"] });
+        let ran = s.ask(Method::POST, &format!("{at}/exec"), Some(look), 200).await;
+        (ran["stdout"] == "").then_some(())
+    })
+    .await;
+    s.ask(Method::DELETE, at, None, 204).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

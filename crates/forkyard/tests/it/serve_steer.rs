@@ -16,7 +16,7 @@ tools = [{ name = "Bash", input = { command = "while ! [ -e go ]; do sleep 0.05;
 text = "Done."
 "#;
 
-async fn started(w: &World, s: &Server, forks: u32) -> String {
+pub async fn started(w: &World, s: &Server, forks: u32) -> String {
     w.write(&w.script(), WAITS);
     let body = json!({ "repo": w.repo(), "prompt": "wait", "model": w.model(), "forks": forks, "sandbox": { "network": "none" } });
     let run = s.ask(Method::POST, "/api/v1/runs", Some(body), 201).await["id"].as_str().unwrap().to_string();

@@ -111,6 +111,10 @@ impl EventLog for SimStore {
         self.enter().await?;
         self.mem.read_sandbox(sandbox, query).await
     }
+    async fn count_sandbox(&self, sandbox: &SandboxId, kinds: &[String]) -> Result<u64> {
+        self.enter().await?;
+        self.mem.count_sandbox(sandbox, kinds).await
+    }
     async fn read_journals(&self, run: &RunId, fork: ForkNum) -> Result<Vec<Recorded>> {
         self.enter().await?;
         self.mem.read_journals(run, fork).await
