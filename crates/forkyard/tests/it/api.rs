@@ -114,8 +114,11 @@ async fn forks(yard: Forkyard) -> Result<()> {
         .system_prompt("s")
         .memory_mb(1)
         .cpus(1.0)
+        .disk_mb(1)
+        .image("debian")
         .capture("*");
     let job: Job = Job::new("https://example.com/r", "prompt")
+        .prompt("another")
         .branch("main")
         .dirty(false)
         .forks(5)
@@ -137,6 +140,8 @@ async fn forks(yard: Forkyard) -> Result<()> {
         .network(NetworkMode::None)
         .allow("example.com")
         .sandbox("s1")
+        .secret("token")
+        .set("sandbox.memory", "1GiB")
         .keep(false);
     let mut run: Run = yard.start(job).await?;
     let _: &str = run.id();
@@ -160,7 +165,7 @@ async fn forks(yard: Forkyard) -> Result<()> {
         let _: (String, bool, Option<bool>, Option<f64>) = (f.status, f.success, f.verified, f.score);
         let _: (Option<String>, u32, u32, u32) = (f.final_response, f.turns, f.tool_calls, f.errors);
         let _: (u64, f64, f64, Option<DiffStat>) = (f.total_tokens, f.total_cost, f.execution_time, f.diff);
-        let _: (Vec<String>, Vec<String>) = (f.captured, f.edited_tests);
+        let _: [Vec<String>; 3] = [f.captured, f.edited_tests, f.put_back];
         let _: (Option<String>, Option<String>) = (f.verify_output, f.error);
     }
     let _: Vec<u8> = run.patch(0).await?;
