@@ -295,13 +295,6 @@ impl RunSpec {
         for (field, limit) in [("budget.run", self.budget.run), ("budget.fork", self.budget.fork)] {
             if let Some(limit) = limit {
                 c.require(
-                    limit > Usd::ZERO,
-                    field,
-                    limit,
-                    "pays for no request",
-                    "give more, or leave it out for no limit",
-                );
-                c.require(
                     limit <= Usd::MAX_LIMIT,
                     field,
                     limit,
@@ -537,8 +530,6 @@ mod tests {
             ("agent.max_tool_calls", |s| s.agent.max_tool_calls = Some(0)),
             ("agent.max_output_tokens", |s| s.agent.max_output_tokens = Some(10)),
             ("budget.run", |s| s.budget.run = Some(Usd(u64::MAX))),
-            ("budget.run", |s| s.budget.run = Some(Usd::ZERO)),
-            ("budget.fork", |s| s.budget.fork = Some(Usd::ZERO)),
             ("forks[1].model", |s| s.forks[1].model = "gpt-0".into()),
             ("forks[0].prompt", |s| s.forks[0].prompt = " ".into()),
             ("forks[0].prompt", |s| s.forks[0].prompt = "x".repeat(MAX_TEXT_BYTES + 1)),
@@ -560,7 +551,7 @@ mod tests {
         let mut s = spec();
         s.forks[0].model = "local".into();
         assert_eq!(fields(&s), Vec::<String>::new());
-        s.budget.run = Some(Usd::dollars(1));
+        s.budget.run = Some(Usd::ZERO);
         assert_eq!(fields(&s), ["forks[0].model"]);
     }
 

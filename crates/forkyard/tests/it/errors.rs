@@ -50,8 +50,6 @@ fn what_was_written_wrong() {
             &["fork", "-p", "x", "-m", m, "--volume", "a:b"],
             &["fork", "-p", "x", "-m", m, "--volume", "/nope:/x"],
             &["fork", "-p", "x", "-m", m, "--log-dir", "a.txt/logs"],
-            &["fork", "-p", "x", "-m", m, "--budget", "0"],
-            &["fork", "-p", "x", "-m", m, "--fork-budget", "0"],
             &["fork", "-p", "x", "-m", m, "--protect", "["],
             &["fork", "-p", "x", "-m", m, "--capture", "["],
             &["fork", "-p", "x", "-m", m, "--allowed-tools", "Foo"],

@@ -234,7 +234,6 @@ async fn what_is_wrong_is_named_and_nothing_is_stored() {
         ("forks", json!(-1), 400, "bad_request"),
         ("prompt", json!(""), 422, "invalid"),
         ("budget_usd", json!(-1), 422, "invalid"),
-        ("budget_usd", json!(0), 422, "invalid"),
         ("protect", json!(["["]), 422, "invalid"),
         ("capture", json!(["["]), 422, "invalid"),
         ("agent", json!({ "allowed_tools": ["Foo"] }), 422, "invalid"),
