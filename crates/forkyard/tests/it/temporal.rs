@@ -265,3 +265,34 @@ fn orphans_are_looked_for_on_every_host_until_that_is_stopped() {
     assert_eq!(ran.code, 2, "it has stopped: {}", ran.stdout);
     assert!(ran.stderr.contains("no cleanup is under way"), "{}", ran.stderr);
 }
+
+#[test]
+fn with_a_key_the_service_keeps_nothing_that_it_could_read() {
+    let Some(server) = Temporal::start() else { return };
+    let plan = "a plan that nobody else should know";
+    let histories = |key: Option<String>| {
+        let w = World::with_commit();
+        let key = key.map(|key| format!("payload_key = \"{key}\"\n")).unwrap_or_default();
+        let address = server.address();
+        w.user_file(&format!("[engine]\nkind = \"temporal\"\n[temporal]\naddress = \"{address}\"\n{key}"));
+        let _worker = worker(&w);
+        let ran = w.run(&["fork", "-p", plan, "-m", &w.model(), "--network", "none", "--json"]);
+        assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+        let end: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+        let run = end["run"].as_str().unwrap_or_else(|| panic!("{end}")).to_string();
+        ["", "/0"].map(|fork| {
+            let id = format!("forkyard/{run}{fork}");
+            server.cli(&["workflow", "show", "--workflow-id", &id, "-o", "json"]).unwrap()
+        })
+    };
+    assert!(histories(None).iter().all(|h| contents(h).contains(plan)), "without one it can");
+    assert!(!histories(Some("a1".repeat(32))).iter().any(|h| contents(h).contains(plan)));
+}
+
+/// What the payloads of a history say, as far as they can be read.
+fn contents(history: &str) -> String {
+    use base64::Engine;
+    let data = history.split("\"data\": \"").skip(1).filter_map(|rest| rest.split('"').next());
+    let decoded = data.filter_map(|text| base64::engine::general_purpose::STANDARD.decode(text).ok());
+    decoded.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).collect()
+}
