@@ -53,22 +53,7 @@ fn what_has_ended_takes_no_commands() {
 #[test]
 fn what_was_spent_before_is_told() {
     let w = World::with_commit();
-    let priced = super::WAITS.replace("name = \"waits\"", "name = \"waits\"\nprice_as = \"sonnet\"");
-    w.write(&w.script(), &priced);
-    let model = w.model();
-    let mut driver = w
-        .program(&["fork", "-p", "wait", "-m", &model, "--network", "none"])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut run = String::new();
-    super::until("the run is listed", || {
-        let list = w.json(&["list", "--json"]);
-        run = list["runs"][0]["id"].as_str().unwrap_or_default().to_string();
-        !run.is_empty()
-    });
-    w.wait_for(&run, "agent.tool_use");
+    let (mut driver, run) = w.driven(&super::priced(), &[]);
     let pid = rustix::process::Pid::from_child(&driver);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(driver.wait().unwrap().code(), Some(130));

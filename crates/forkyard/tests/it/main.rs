@@ -57,7 +57,7 @@ mod watch;
 mod worker;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Long enough for a loaded machine; a failing test says so instead of hanging.
@@ -100,6 +100,11 @@ tools = [{ name = "Bash", input = { command = "while ! [ -e go ]; do sleep 0.05;
 [[turn]]
 text = "Done."
 "#;
+
+/// The same, and it costs something.
+fn priced() -> String {
+    WAITS.replace("name = \"waits\"", "name = \"waits\"\nprice_as = \"sonnet\"")
+}
 
 /// A folder with a repository and a home, and the program that runs in it.
 struct World {
@@ -180,6 +185,24 @@ impl World {
         let json: serde_json::Value = serde_json::from_str(last).unwrap_or_else(|e| panic!("{e}: {last}"));
         assert_eq!(json["schema"], "forkyard.run/1", "{}{}", ran.stdout, ran.stderr);
         json["run"].as_str().unwrap().to_string()
+    }
+    /// A `fork` in a process of its own, with an agent at work: the process and the run.
+    fn driven(&self, script: &str, more: &[&str]) -> (Child, String) {
+        self.write(&self.script(), script);
+        let model = self.model();
+        let args = ["fork", "-p", "wait", "-m", &model, "--network", "none"];
+        let args: Vec<&str> = args.iter().chain(more).copied().collect();
+        let (out, err) = (Stdio::piped(), Stdio::null());
+        let mut driver = self.program(&args).stdout(out).stderr(err).spawn().unwrap();
+        let mut run = String::new();
+        until("the run is listed", || {
+            assert!(driver.try_wait().unwrap().is_none(), "it ended without a run");
+            let list = self.json(&["list", "--json"]);
+            run = list["runs"][0]["id"].as_str().unwrap_or_default().to_string();
+            !run.is_empty()
+        });
+        self.wait_for(&run, "agent.tool_use");
+        (driver, run)
     }
     /// A run of two forks under way, which a worker drives and which does not end by itself: its id.
     fn started(&self) -> String {

@@ -1,6 +1,6 @@
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{WAITS, World};
+use super::{WAITS, World, until};
 
 /// A model that calls a command, and takes its time for the answer after it.
 const THINKS: &str = r#"
@@ -16,31 +16,6 @@ text = "Done."
 usage = { input = 2000, output = 200 }
 "#;
 
-/// A `fork` in a process of its own, at work: the process and the run.
-fn driven(w: &World) -> (std::process::Child, String) {
-    driven_by(w, WAITS)
-}
-
-fn driven_by(w: &World, script: &str) -> (std::process::Child, String) {
-    w.write(&w.script(), script);
-    let model = w.model();
-    let mut driver = w
-        .program(&["fork", "-p", "wait", "-m", &model, "--network", "none"])
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    let run = loop {
-        let list = w.json(&["list", "--json"]);
-        if let Some(id) = list["runs"][0]["id"].as_str() {
-            break id.to_string();
-        }
-        assert!(driver.try_wait().unwrap().is_none(), "it ended without a run");
-    };
-    w.wait_for(&run, "agent.tool_use");
-    (driver, run)
-}
-
 /// Lets the agent's command end, whoever drives it, then resumes the run to its end.
 fn resumed_to_the_end(w: &World, run: &str) {
     let status = w.json(&["status", run, "--json"]);
@@ -55,7 +30,7 @@ fn resumed_to_the_end(w: &World, run: &str) {
 #[test]
 fn a_run_whose_process_was_killed_is_resumed_to_its_end() {
     let w = World::with_commit();
-    let (mut driver, run) = driven(&w);
+    let (mut driver, run) = w.driven(WAITS, &[]);
     driver.kill().unwrap();
     driver.wait().unwrap();
     resumed_to_the_end(&w, &run);
@@ -64,7 +39,7 @@ fn a_run_whose_process_was_killed_is_resumed_to_its_end() {
 #[test]
 fn ctrl_c_detaches_and_says_how_to_go_on() {
     let w = World::with_commit();
-    let (driver, run) = driven(&w);
+    let (driver, run) = w.driven(WAITS, &[]);
     kill_process(Pid::from_child(&driver), Signal::INT).unwrap();
     let ended = driver.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130));
@@ -79,7 +54,7 @@ fn ctrl_c_detaches_and_says_how_to_go_on() {
 #[test]
 fn ctrl_c_twice_cancels() {
     let w = World::with_commit();
-    let (driver, run) = driven(&w);
+    let (driver, run) = w.driven(WAITS, &[]);
     let pid = Pid::from_child(&driver);
     kill_process(pid, Signal::INT).unwrap();
     // The first one is understood when the run is detached; agents stop at a safe point after it.
@@ -99,14 +74,24 @@ fn ctrl_c_twice_cancels() {
 #[test]
 fn what_was_asked_before_ctrl_c_is_answered_and_paid_once() {
     let w = World::with_commit();
-    let (undisturbed, run) = driven_by(&w, THINKS);
+    let (undisturbed, run) = w.driven(THINKS, &["--budget", "5"]);
     assert!(undisturbed.wait_with_output().unwrap().status.success());
     let expected = w.json(&["status", &run, "--json"])["total_cost_usd"].clone();
     let other = World::with_commit();
-    let (driver, run) = driven_by(&other, THINKS);
+    let (driver, run) = other.driven(THINKS, &["--budget", "5"]);
+    until("a request is under way", || reserved(&other, &run) > 0);
     kill_process(Pid::from_child(&driver), Signal::INT).unwrap();
     assert_eq!(driver.wait_with_output().unwrap().status.code(), Some(130));
     let ran = other.run(&["resume", &run]);
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
     assert_eq!(other.json(&["status", &run, "--json"])["total_cost_usd"], expected);
+}
+
+/// What is set aside for requests under way, as the store has it.
+fn reserved(w: &World, run: &str) -> u64 {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let store = forkyard_store::open(&w.home().join("forkyard.db").display().to_string()).await.unwrap();
+        store.balance(&forkyard_core::RunId::new(run).unwrap()).await.unwrap().reserved.0
+    })
 }

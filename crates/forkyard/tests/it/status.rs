@@ -40,34 +40,7 @@ fn what_is_not_there_is_named_with_a_way_on() {
 #[test]
 fn a_live_run_is_shown_as_it_is() {
     let w = World::with_commit();
-    let priced = super::WAITS.replace("name = \"waits\"", "name = \"waits\"\nprice_as = \"sonnet\"");
-    w.write(&w.script(), &priced);
-    let model = w.model();
-    let mut driver = w
-        .program(&[
-            "fork",
-            "-p",
-            "wait",
-            "-m",
-            &model,
-            "--network",
-            "none",
-            "-f",
-            "2",
-            "--max-concurrent",
-            "1",
-        ])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut run = String::new();
-    super::until("the run is listed", || {
-        let list = w.json(&["list", "--json"]);
-        run = list["runs"][0]["id"].as_str().unwrap_or_default().to_string();
-        !run.is_empty()
-    });
-    w.wait_for(&run, "agent.tool_use");
+    let (mut driver, run) = w.driven(&super::priced(), &["-f", "2", "--max-concurrent", "1"]);
     let json = w.json(&["status", &run, "--json"]);
     assert_eq!((&json["abandoned"], &json["total_forks"]), (&false.into(), &2.into()), "{json}");
     let (first, second) = (&json["results"][0], &json["results"][1]);
