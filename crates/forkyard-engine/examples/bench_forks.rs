@@ -48,7 +48,7 @@ struct Size {
 }
 
 const FULL: Size = Size { files: 50_000, bytes: 1 << 30, forks: 20, rounds: 3, hundred: 100 };
-const QUICK: Size = Size { files: 2_000, bytes: 32 << 20, forks: 5, rounds: 2, hundred: 20 };
+const QUICK: Size = Size { files: 2_000, bytes: 32 << 20, forks: 20, rounds: 2, hundred: 20 };
 
 /// A folder that is removed at the end.
 struct Place(PathBuf);

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
+use std::path::PathBuf;
 
 use bytes::Bytes;
 use forkyard_core::SandboxId;
@@ -57,6 +58,22 @@ pub struct EgressCounters {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InsideFile {
     pub path: String,
+    /// A file of the host that it begins with. It is large, so that it is read only when the skeleton is made.
+    pub begins_with: Option<PathBuf>,
     pub data: Bytes,
     pub mode: u32,
+}
+
+impl InsideFile {
+    /// All of it. A host's file that can't be read adds nothing.
+    pub fn content(&self) -> Bytes {
+        let Some(Ok(mut content)) = self.begins_with.as_ref().map(std::fs::read) else {
+            return self.data.clone();
+        };
+        if content.last().is_some_and(|last| *last != b'\n') {
+            content.push(b'\n');
+        }
+        content.extend_from_slice(&self.data);
+        content.into()
+    }
 }

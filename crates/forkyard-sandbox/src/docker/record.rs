@@ -222,9 +222,10 @@ impl Home {
         files
             .iter()
             .map(|file| {
-                let path = self.0.join("shared").join(format!("file-{}", digest(&file.data)));
+                let content = file.content();
+                let path = self.0.join("shared").join(format!("file-{}", digest(&content)));
                 if !path.exists() {
-                    self.put(&path, &file.data, file.mode)?;
+                    self.put(&path, &content, file.mode)?;
                 }
                 Ok((path, file.path.clone()))
             })

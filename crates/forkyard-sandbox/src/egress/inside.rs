@@ -3,6 +3,8 @@
 //! Tools are told by variables first, since these hold in every image and for every user; files are for those that read
 //! nothing else.
 
+use std::path::{Path, PathBuf};
+
 use bytes::Bytes;
 
 use super::internal::INTERNAL_HOST;
@@ -16,16 +18,20 @@ const DEBIAN_BUNDLE_PATH: &str = "/etc/ssl/certs/ca-certificates.crt";
 pub const CA_CERTIFICATE_PATH: &str = "/etc/forkyard/ca.crt";
 const GIT_CONFIG_PATH: &str = "/etc/gitconfig";
 
-/// `host_bundle` is the host's own CA bundle (PEM), `certificate` Forkyard's.
-pub fn files(host_bundle: &str, certificate: &str) -> Vec<InsideFile> {
-    let separator = if host_bundle.is_empty() || host_bundle.ends_with('\n') { "" } else { "\n" };
-    let bundle = Bytes::from([host_bundle, separator, certificate].concat());
-    let file = |path: &str, data: Bytes| InsideFile { path: path.into(), mode: 0o644, data };
+/// `host_bundle` is where the host's own CA bundle (PEM) is, `certificate` Forkyard's.
+pub fn files(host_bundle: Option<&Path>, certificate: &str) -> Vec<InsideFile> {
+    let certificate = Bytes::from(certificate.to_string());
+    let file = |path: &str, begins_with: Option<&Path>, data: &Bytes| InsideFile {
+        path: path.into(),
+        begins_with: begins_with.map(PathBuf::from),
+        data: data.clone(),
+        mode: 0o644,
+    };
     vec![
-        file(CA_BUNDLE_PATH, bundle.clone()),
-        file(DEBIAN_BUNDLE_PATH, bundle),
-        file(CA_CERTIFICATE_PATH, certificate.to_string().into()),
-        file(GIT_CONFIG_PATH, git_config().into()),
+        file(CA_BUNDLE_PATH, host_bundle, &certificate),
+        file(DEBIAN_BUNDLE_PATH, host_bundle, &certificate),
+        file(CA_CERTIFICATE_PATH, None, &certificate),
+        file(GIT_CONFIG_PATH, None, &git_config().into()),
     ]
 }
 
@@ -105,21 +111,25 @@ const HOST_BUNDLES: [&str; 5] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// The host's own CA bundle; empty if it has none, and then sandboxes trust terminated hosts only.
-pub fn host_bundle() -> String {
-    HOST_BUNDLES.iter().find_map(|path| std::fs::read_to_string(path).ok()).unwrap_or_default()
+/// The host's own CA bundle; without one, sandboxes trust terminated hosts only.
+pub fn host_bundle() -> Option<&'static Path> {
+    HOST_BUNDLES.iter().map(Path::new).find(|path| path.is_file())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]
     fn the_bundle_holds_both_and_names_are_unique() {
-        let files = files("HOST", "OURS\n");
-        assert_eq!(files[0].data, "HOST\nOURS\n");
-        assert_eq!(files[1].data, "HOST\nOURS\n");
-        assert_eq!(files[2].data, "OURS\n");
+        let mut host = tempfile::NamedTempFile::new().unwrap();
+        host.write_all(b"HOST").unwrap();
+        let files = files(Some(host.path()), "OURS\n");
+        assert_eq!(files[0].content(), "HOST\nOURS\n");
+        assert_eq!(files[1].content(), "HOST\nOURS\n");
+        assert_eq!(files[2].content(), "OURS\n");
         let env = environment();
         let names: std::collections::BTreeSet<_> = env.iter().map(|(name, _)| name).collect();
         assert_eq!(names.len(), env.len());

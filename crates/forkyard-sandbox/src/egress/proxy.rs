@@ -139,7 +139,7 @@ impl EgressHandle for Serving {
 
 impl EgressFactory for EgressProxy {
     fn files(&self) -> Vec<InsideFile> {
-        inside::files(&inside::host_bundle(), self.authority().certificate_pem())
+        inside::files(inside::host_bundle(), self.authority().certificate_pem())
     }
 
     fn env(&self, _sandbox: &SandboxId, _spec: &NetworkSpec) -> BTreeMap<String, String> {

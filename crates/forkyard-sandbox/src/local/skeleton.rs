@@ -28,18 +28,29 @@ pub fn name(shown: &[Shown], files: &[InsideFile]) -> String {
     }
     for file in files {
         (&file.path, file.mode, &file.data).hash(&mut hash);
+        if let Some(host) = &file.begins_with {
+            stamp(host, &mut hash);
+        }
     }
+    etc().hash(&mut hash);
+    format!("{:016x}", hash.finish())
+}
+
+/// What is copied of the host's /etc.
+fn etc() -> u64 {
+    let mut hash = DefaultHasher::new();
     for entry in ETC {
         stamp(&Path::new("/etc").join(entry), &mut hash);
     }
-    format!("{:016x}", hash.finish())
+    hash.finish()
 }
 
 /// Files that are replaced, added or removed show in their folder's time; those at the top in their own.
 fn stamp(path: &Path, hash: &mut DefaultHasher) {
     let Ok(meta) = path.symlink_metadata() else { return };
     (path, meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()).hash(hash);
-    if meta.is_dir() {
+    // Each folder below has a link to this one. Two links are its own; one is said where links are not counted.
+    if meta.is_dir() && meta.nlink() != 2 {
         let entries = path.read_dir().into_iter().flatten().flatten();
         let below: BTreeSet<_> =
             entries.filter(|e| e.file_type().is_ok_and(|kind| kind.is_dir())).map(|e| e.path()).collect();
@@ -62,7 +73,7 @@ impl Inner {
             if !there {
                 let (path, part) =
                     (offered.join(index.to_string()), offered.join(format!("{index}.{:x}", state::unique())));
-                std::fs::write(&part, &file.data)
+                std::fs::write(&part, file.content())
                     .and_then(|()| std::fs::rename(&part, &path))
                     .map_err(|e| io_error(&path, &e))?;
             }
@@ -97,13 +108,24 @@ mod tests {
     #[test]
     fn the_name_follows_what_it_is_made_of() {
         let shown = |path: &str| Shown { path: path.into(), why: "test" };
-        let file =
-            |data: &[u8]| InsideFile { path: "/etc/x".into(), data: data.to_vec().into(), mode: 0o644 };
+        let after = |host: Option<&Path>, data: &[u8]| InsideFile {
+            path: "/etc/x".into(),
+            begins_with: host.map(Into::into),
+            data: data.to_vec().into(),
+            mode: 0o644,
+        };
+        let file = |data: &[u8]| after(None, data);
         let first = name(&[shown("/usr")], &[file(b"a")]);
         assert_eq!(first, name(&[shown("/usr")], &[file(b"a")]));
         assert_ne!(first, name(&[shown("/usr")], &[file(b"b")]));
         assert_ne!(first, name(&[shown("/opt")], &[file(b"a")]));
         let dir = tempfile::tempdir().unwrap();
+        let host = dir.path().join("host");
+        std::fs::write(&host, "one").unwrap();
+        let begun = name(&[], &[after(Some(&host), b"a")]);
+        assert_eq!(begun, name(&[], &[after(Some(&host), b"a")]));
+        std::fs::write(&host, "three").unwrap();
+        assert_ne!(begun, name(&[], &[after(Some(&host), b"a")]));
         let of = || {
             let mut hash = DefaultHasher::new();
             stamp(dir.path(), &mut hash);
@@ -113,6 +135,12 @@ mod tests {
         let before = of();
         assert_eq!(before, of());
         std::fs::write(dir.path().join("deep/file"), "").unwrap();
-        assert_ne!(before, of());
+        let with_file = of();
+        assert_ne!(before, with_file);
+        std::fs::create_dir_all(dir.path().join("deep/deeper/deepest")).unwrap();
+        let deeper = of();
+        assert_ne!(with_file, deeper);
+        std::fs::write(dir.path().join("deep/deeper/deepest/file"), "").unwrap();
+        assert_ne!(deeper, of());
     }
 }

@@ -17,7 +17,7 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
@@ -121,9 +121,12 @@ impl State {
         let hash = <sha2::Sha256 as sha2::Digest>::digest(root.as_os_str().as_bytes());
         let tag = hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
         let state = State { root, owner, tag };
-        fs::set_permissions(&state.root, fs::Permissions::from_mode(0o700))
-            .map_err(|e| io_error(&state.root, &e))?;
-        state.own(&state.root)?;
+        let meta = fs::metadata(&state.root).map_err(|e| io_error(&state.root, &e))?;
+        if meta.mode() & 0o7777 != 0o700 {
+            fs::set_permissions(&state.root, fs::Permissions::from_mode(0o700))
+                .map_err(|e| io_error(&state.root, &e))?;
+        }
+        state.own_again(&state.root)?;
         for dir in ["sandboxes", "layers", "snapshots", "images", "trash", "skeleton", "spool", "locks"] {
             state.make_dir(&state.root.join(dir))?;
         }
@@ -140,11 +143,20 @@ impl State {
         }
     }
 
-    /// Ok if it exists. Whoever made it may not have lived to give it to its owner.
+    /// Whoever made it may not have lived to give it to its owner; as a rule there is only to look.
+    fn own_again(&self, path: &Path) -> Result<()> {
+        match (self.owner, path.symlink_metadata()) {
+            (Some(id), Ok(meta)) if (meta.uid(), meta.gid()) == (id, id) => Ok(()),
+            _ => self.own(path),
+        }
+    }
+
+    /// Ok if it exists.
     pub fn make_dir(&self, path: &Path) -> Result<()> {
         match fs::create_dir(path) {
-            Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(io_error(path, &e)),
-            _ => self.own(path),
+            Ok(()) => self.own(path),
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => self.own_again(path),
+            Err(e) => Err(io_error(path, &e)),
         }
     }
 

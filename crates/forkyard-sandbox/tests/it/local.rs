@@ -268,7 +268,12 @@ impl EgressHandle for Serving {
 
 impl EgressFactory for OneWord {
     fn files(&self) -> Vec<InsideFile> {
-        vec![InsideFile { path: "/etc/ssl/one.pem".into(), data: "pem".into(), mode: 0o444 }]
+        vec![InsideFile {
+            path: "/etc/ssl/one.pem".into(),
+            begins_with: None,
+            data: "pem".into(),
+            mode: 0o444,
+        }]
     }
     fn env(&self, _: &SandboxId, _: &NetworkSpec) -> std::collections::BTreeMap<String, String> {
         [("HTTPS_PROXY".to_string(), format!("http://{PROXY_ADDRESS}"))].into()
