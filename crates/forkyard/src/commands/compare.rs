@@ -9,7 +9,7 @@ use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::render::closing::{edited_tests, table};
+use crate::render::closing::{edited_tests, ranges, scores_failed, table};
 use crate::render::table::left;
 use crate::render::{Cell, Table, fit};
 use crate::results::RunResult;
@@ -73,7 +73,7 @@ impl CompareArgs {
                 compared.alone(),
             ))?;
             out.line("The same letter in a row is the same change.")?;
-            for warning in edited_tests(&result) {
+            for warning in scores_failed(&result).into_iter().chain(edited_tests(&result)) {
                 out.line(&fit(&warning, style.width))?;
             }
             Ok(Exit::Success)
@@ -115,19 +115,6 @@ fn matrix(compared: &Comparison) -> Table {
         table.row(cells.chain(std::iter::once(Cell::new(path))).collect());
     }
     table
-}
-
-/// `0-2,5` of numbers that grow.
-fn ranges(forks: &[ForkNum]) -> String {
-    let mut runs: Vec<(ForkNum, ForkNum)> = vec![];
-    for n in forks {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == *n => *last = *n,
-            Some(_) | None => runs.push((*n, *n)),
-        }
-    }
-    let texts = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") });
-    texts.collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! What a run came to: a table, best first, why the best is best, and what to type next.
 
+use std::collections::BTreeMap;
+
 use forkyard_core::view::{ForkOutcome, ForkView, RunView};
 use forkyard_core::{ForkNum, Usd};
 
@@ -88,6 +90,34 @@ pub fn edited_tests(result: &RunResult) -> Vec<String> {
     lines
 }
 
+/// `0-2,5` of numbers that grow.
+pub fn ranges(forks: &[ForkNum]) -> String {
+    let mut runs: Vec<(ForkNum, ForkNum)> = vec![];
+    for n in forks {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *n => *last = *n,
+            Some(_) | None => runs.push((*n, *n)),
+        }
+    }
+    let texts = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") });
+    texts.collect::<Vec<_>>().join(",")
+}
+
+/// A line for each way in which score commands failed.
+pub fn scores_failed(result: &RunResult) -> Vec<String> {
+    let mut failed: BTreeMap<&str, Vec<ForkNum>> = BTreeMap::new();
+    for f in &result.results {
+        if let Some(why) = &f.score_error {
+            failed.entry(why).or_default().push(f.fork_num);
+        }
+    }
+    let noun = |forks: &[ForkNum]| if forks.len() == 1 { "Fork" } else { "Forks" };
+    failed
+        .iter()
+        .map(|(why, forks)| format!("{} {}: score failed: {}", noun(forks), ranges(forks), plain(why)))
+        .collect()
+}
+
 /// All that is printed when a run has ended.
 pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &Style) -> String {
     let mut out = String::new();
@@ -143,8 +173,12 @@ pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &St
         {
             line(&mut out, &format!("★ {}/{winner}: {}", run.id, plain(&best.reason)));
         }
+        // Nobody won, and still somebody is first.
+        if let (None, [first, _, ..]) = (r.winner, &r.order[..]) {
+            line(&mut out, &format!("{}/{} is first: {}", run.id, first.fork, plain(&first.reason)));
+        }
     }
-    for warning in edited_tests(result) {
+    for warning in scores_failed(result).into_iter().chain(edited_tests(result)) {
         line(&mut out, &warning);
     }
     let best = run.winner.or_else(|| run.ranking.first().copied());
@@ -166,8 +200,6 @@ pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &St
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use forkyard_core::rank::{Ranked, Ranking};
     use forkyard_core::view::{DiffStat, Lifecycle};
 
@@ -218,6 +250,25 @@ mod tests {
              \x20 forkyard apply r1/1\n\
              \x20 forkyard compare r1\n"
         );
+    }
+
+    #[test]
+    fn who_is_first_without_a_winner_and_scores_that_failed_are_told() {
+        let (mut run, forks, mut result) = ended();
+        run.winner = None;
+        let order = vec![
+            Ranked { fork: 1, reason: "+1 -0 lines (before fork 0: smaller diff)".into() },
+            Ranked { fork: 0, reason: "+2 -0 lines".into() },
+        ];
+        result.ranking = Some(Ranking { order, ..Ranking::default() });
+        for (fork, why) in [(0, "exit 3"), (1, "exit 3"), (2, "it printed nothing")] {
+            result.results[fork].score_error = Some(why.into());
+        }
+        let text = closing(&run, &forks, &result, &Style::PIPE);
+        let told = "r1/1 is first: +1 -0 lines (before fork 0: smaller diff)\n\
+                    Forks 0-1: score failed: exit 3\n\
+                    Fork 2: score failed: it printed nothing\n";
+        assert!(text.contains(told), "{text}");
     }
 
     #[test]
