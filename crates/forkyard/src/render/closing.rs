@@ -164,6 +164,7 @@ pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &St
             say(&mut out, Some((Color::Cyan, "hint:")), 0, &text);
         }
     }
+    let changed = |n: ForkNum| forks.iter().any(|f| f.fork == n && f.diff.is_some_and(|d| !d.is_empty()));
     if let Some(r) = &result.ranking {
         if r.base_passes == Some(true) {
             line(&mut out, "The base passes verify as it is: being verified says little here.");
@@ -173,8 +174,10 @@ pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &St
         {
             line(&mut out, &format!("★ {}/{winner}: {}", run.id, plain(&best.reason)));
         }
-        // Nobody won, and still somebody is first.
-        if let (None, [first, _, ..]) = (r.winner, &r.order[..]) {
+        // Nobody won, and still somebody is first of those with something to apply.
+        if let (None, [first, _, ..]) = (r.winner, &r.order[..])
+            && changed(first.fork)
+        {
             line(&mut out, &format!("{}/{} is first: {}", run.id, first.fork, plain(&first.reason)));
         }
     }
@@ -182,7 +185,6 @@ pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &St
         line(&mut out, &warning);
     }
     let best = run.winner.or_else(|| run.ranking.first().copied());
-    let changed = |n: ForkNum| forks.iter().any(|f| f.fork == n && f.diff.is_some_and(|d| !d.is_empty()));
     if let Some(best) = best.filter(|n| changed(*n)) {
         out.push('\n');
         let id = &run.id;
