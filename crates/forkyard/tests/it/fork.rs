@@ -55,6 +55,14 @@ fn mistakes_are_found_before_anything_is_stored() {
         (&["fork", "-p", "x", "-m", "script:/nonexistent"], "/nonexistent"),
         (&["fork", "-p", "x", "-m", &model, "-b", "nope"], "nope"),
         (&["fork", "-p", "x", "-m", &model, "--engine", "nonsense"], "temporal"),
+        (
+            &["fork", "-p", "x", "-m", &model, "--engine", "temporal", "--log-dir", "logs"],
+            "--log-dir: Temporal's workers write the logs",
+        ),
+        (
+            &["fork", "-p", "x", "-m", &model, "--engine", "temporal", "--volume", "/nope:/x"],
+            "/nope is not a folder of this machine",
+        ),
         (&["fork", "-p", "x"], "ANTHROPIC_API_KEY"),
         (&["fork", "/nonexistent", "-p", "x"], "neither a folder nor a URL"),
     ] {
@@ -62,6 +70,12 @@ fn mistakes_are_found_before_anything_is_stored() {
         assert_eq!(ran.code, 2, "{args:?}: {}", ran.stderr);
         assert!(ran.stderr.contains(expected), "{args:?}: {}", ran.stderr);
     }
+    assert!(!w.repo().join("logs").exists(), "no folder is made for what is refused");
+    let server = ["--server", "http://localhost:1", "--log-dir", "logs"];
+    let args: Vec<&str> = ["fork", "-p", "x", "-m", &model].into_iter().chain(server).collect();
+    let ran = w.run_with(&args, &[("FORKYARD_TOKEN", "x")]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("--log-dir: a server writes the logs of its runs"), "{}", ran.stderr);
     assert_eq!(w.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 0);
 }
 
