@@ -60,16 +60,13 @@ fn without_a_name_it_is_the_one_under_way_or_the_newest() {
     let theirs = ["fork", repo.as_str(), "-p", "x", "-m", &model, "--network", "none"];
     let (older, newest) = (w.ended(&[]), w.ended(&["-f", "2"]));
     assert_eq!(w.run(&theirs).code, 0);
+    let status = w.json(&["status", &newest, "--json"]);
+    let best = format!("{newest}/{}", status["ranking"]["order"][0]["fork"]);
     for args in looking {
         let ran = w.run(args);
-        let named: Vec<&str> = [args[0], &newest].into_iter().chain(args[1..].iter().copied()).collect();
-        let fork = format!("{newest}/0");
-        let named = w.run(
-            &named
-                .iter()
-                .map(|a| if *a == newest && args[0] == "replay" { &fork } else { *a })
-                .collect::<Vec<_>>(),
-        );
+        // A session is one fork's: that of the best.
+        let name = if args[0] == "replay" { &best } else { &newest };
+        let named = w.run(&[&[args[0], name.as_str()], &args[1..]].concat());
         assert_eq!((ran.code, &ran.stdout), (0, &named.stdout), "{args:?}");
         // Another repository's newer run is not meant.
         assert_eq!(ran.stderr, format!("run {newest}: the newest of this repository\n"), "{args:?}");

@@ -12,7 +12,7 @@ use super::serve::Server;
 use super::until;
 
 /// Enough for a first turn on a loaded machine, and waited for once.
-const TIMEOUT_MS: u64 = 8000;
+const TIMEOUT_MS: u64 = 12_000;
 
 fn usage(b: Bill) -> Usage {
     Usage {
@@ -55,7 +55,7 @@ async fn time_runs_out_in_a_request(in_sandbox: bool) {
         let fork = s.get(&format!("{at}/forks/{n}")).await;
         assert_eq!(fork["outcome"], "timeout", "{fork}");
         let error = fork["error"].as_str().unwrap();
-        assert!(error.contains("used up its 8.0s"), "{error}");
+        assert!(error.contains("used up its 12.0s"), "{error}");
         // What it did before is its result.
         assert_eq!((&fork["turns"], &fork["diff"]["files"]), (&json!(1), &json!(1)), "{fork}");
         let diff = s.get(&format!("{at}/forks/{n}/diff?path=a.txt")).await;
