@@ -65,7 +65,25 @@ impl<'a> Key<'a> {
             .then(self.result.fork.cmp(&other.result.fork))
     }
 
-    fn reason(&self) -> String {
+    /// What puts it before the next one, where their judgement is the same.
+    fn tie_break(&self, next: &Key<'_>) -> Option<&'static str> {
+        let same_score = match (self.score, next.score) {
+            (Some(a), Some(b)) => a.total_cmp(&b).is_eq(),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        if (self.changed, self.verified) != (next.changed, next.verified) || !same_score {
+            return None;
+        }
+        Some(match () {
+            () if self.finished != next.finished => "its agent finished",
+            () if self.lines != next.lines => "smaller diff",
+            () if self.cost != next.cost => "lower cost",
+            () => "the same, and the lower number",
+        })
+    }
+
+    /// `next` is the one that it ranks before.
+    fn reason(&self, next: Option<&Key<'_>>) -> String {
         let mut parts = vec![];
         match self.result.verdict.as_ref().and_then(|v| v.passed) {
             Some(true) => parts.push("verified".to_string()),
@@ -74,6 +92,9 @@ impl<'a> Key<'a> {
         }
         if let Some(score) = self.score {
             parts.push(format!("score {score}"));
+        }
+        if let Some(why) = self.result.verdict.as_ref().and_then(|v| v.score_error.as_ref()) {
+            parts.push(format!("score failed: {why}"));
         }
         if !self.finished {
             parts.push(self.result.outcome.as_str().to_string());
@@ -84,7 +105,11 @@ impl<'a> Key<'a> {
             None => parts.push("no result".into()),
         }
         parts.push(self.cost.to_string());
-        parts.join(", ")
+        let mut reason = parts.join(", ");
+        if let Some((next, why)) = next.and_then(|n| Some((n, self.tie_break(n)?))) {
+            reason.push_str(&format!(" (before fork {}: {why})", next.result.fork));
+        }
+        reason
     }
 }
 
@@ -100,7 +125,11 @@ pub fn rank(results: &[ForkResult], judges: bool, base: Option<&Verdict>) -> Ran
         })
         .map(|k| k.result.fork);
     Ranking {
-        order: keys.iter().map(|k| Ranked { fork: k.result.fork, reason: k.reason() }).collect(),
+        order: keys
+            .iter()
+            .enumerate()
+            .map(|(i, k)| Ranked { fork: k.result.fork, reason: k.reason(keys.get(i + 1)) })
+            .collect(),
         winner,
         base_passes: base.and_then(|v| v.passed),
     }
@@ -163,6 +192,55 @@ mod tests {
         assert_eq!(rank(&[result(0, Some(false), None, 3, 1)], true, None).winner, None);
         assert_eq!(rank(&[result(0, None, Some(1.0), 3, 1)], true, None).winner, Some(0));
         assert_eq!(rank(&[], true, None).order, vec![]);
+    }
+
+    fn reasons(results: &[ForkResult]) -> Vec<String> {
+        rank(results, true, None).order.into_iter().map(|r| r.reason).collect()
+    }
+
+    #[test]
+    fn what_breaks_a_tie_is_said() {
+        let mut results = vec![
+            result(0, Some(true), Some(2.0), 3, 2),
+            result(1, Some(true), Some(2.0), 3, 2),
+            result(2, Some(true), Some(2.0), 3, 3),
+            result(3, Some(true), Some(2.0), 4, 1),
+            result(4, Some(true), Some(2.0), 1, 1),
+            result(5, Some(true), Some(1.0), 1, 1),
+            result(6, Some(false), None, 1, 1),
+        ];
+        results[4].outcome = ForkOutcome::Timeout;
+        let whys: Vec<String> = reasons(&results)
+            .iter()
+            .map(|r| {
+                r.split_once(" (").map_or(String::new(), |(_, why)| why.trim_end_matches(')').to_string())
+            })
+            .collect();
+        assert_eq!(order(&results), [0, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(
+            whys,
+            [
+                "before fork 1: the same, and the lower number",
+                "before fork 2: lower cost",
+                "before fork 3: smaller diff",
+                "before fork 4: its agent finished",
+                // Scores and verify speak for themselves.
+                "",
+                "",
+                "",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_score_that_failed_is_part_of_the_reason() {
+        let mut failed = result(0, Some(true), None, 1, 0);
+        failed.verdict.as_mut().unwrap().score_error = Some("exit 3".into());
+        let reasons = reasons(&[failed, result(1, Some(true), Some(1.5), 1, 0)]);
+        assert_eq!(
+            reasons,
+            ["verified, score 1.5, +1 -0 lines, $0.00", "verified, score failed: exit 3, +1 -0 lines, $0.00"]
+        );
     }
 
     #[test]

@@ -207,6 +207,9 @@ pub struct Verdict {
     /// None: no verify command.
     pub passed: Option<bool>,
     pub score: Option<f64>,
+    /// Why the score command gave no score: `exit 3`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub score_error: Option<String>,
     pub exit_code: Option<i32>,
     /// The end of what it printed.
     pub output: String,

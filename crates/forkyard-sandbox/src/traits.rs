@@ -73,6 +73,11 @@ pub trait Provider: Send + Sync {
     /// The archive is hostile input.
     async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo>;
 
+    /// Images that were prepared for sandboxes and that nobody has used for long enough. With `remove` they go, as they do
+    /// with a sweep; the answer names those that went.
+    async fn unused_images(&self, _remove: bool) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
     /// Removes what crashes left behind, and sandboxes past their deadline. Safe beside other processes.
     async fn sweep(&self) -> Result<()>;
     /// For processes that stay: keeps sandboxes ready for `create` until `stop`, where the provider does such a thing and was

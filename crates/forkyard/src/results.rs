@@ -58,6 +58,8 @@ pub struct ForkResult {
     /// None where nobody judged.
     pub verified: Option<bool>,
     pub score: Option<f64>,
+    /// Why the score command gave none.
+    pub score_error: Option<String>,
     /// The agent's last words.
     pub final_response: Option<String>,
     pub turns: u32,
@@ -196,6 +198,7 @@ impl ForkResult {
             success: view.outcome == Some(ForkOutcome::Success),
             verified: view.verified,
             score: view.score,
+            score_error: verdict.and_then(|v| v.score_error.clone()),
             final_response: report.map(|r| r.final_response.clone()),
             turns: view.turns,
             tool_calls: view.tool_calls,

@@ -1,6 +1,7 @@
 //! What commands on existing runs share: finding them, their results, and somebody who drives them.
 
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Command as Program, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use forkyard_core::view::{EngineKind, ForkView, RunStatus, RunView};
 use forkyard_core::{ForkNum, RunId};
 use forkyard_engine::embedded::is_gone;
 use forkyard_engine::sandboxes::Sandboxes;
-use forkyard_store::ProcessKind;
+use forkyard_store::{ProcessKind, RunQuery};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -24,6 +25,10 @@ use crate::yard::{self, Yard};
 
 /// How long a new worker may take until its run has moved.
 const WORKER_START: Duration = Duration::from_secs(20);
+/// Runs that are looked through for the newest of a repository.
+const NEWEST_LOOK: usize = 200;
+/// Runs, or forks, that are listed for one to be chosen.
+const MAX_NAMED: usize = 10;
 /// Runs that are looked through for one that nobody drives.
 const CLAIMABLE_LOOK: usize = 10_000;
 /// How long a command's end waits for its sandboxes' remains to be removed.
@@ -124,6 +129,59 @@ pub async fn the_run(place: &dyn Place, id: &RunId) -> Result<RunView> {
     })
 }
 
+/// What a command that only looks is about: what was named, else the run that is meant without a doubt. Which one that is, is
+/// said beside its output. Commands that change anything take nothing but a name.
+pub async fn the_target(place: &dyn Place, named: Option<&Target>) -> Result<Target> {
+    if let Some(target) = named {
+        return Ok(target.clone());
+    }
+    let query = RunQuery { limit: NEWEST_LOOK, ..RunQuery::default() };
+    let all = place.runs(&query).await?;
+    let live = place.runs(&RunQuery { live: true, ..query }).await?;
+    // Of another machine, folders of this one say nothing.
+    let here = place.here().and_then(|_| repository(&std::env::current_dir().ok()?));
+    let is_here = |r: &&RunView| here.is_some() && repository(Path::new(&r.repo)) == here;
+    let (live, all, whose) = if live.iter().chain(&all).any(|r| is_here(&r)) {
+        let of_here = |runs: Vec<RunView>| runs.into_iter().filter(|r| is_here(&r)).collect::<Vec<_>>();
+        (of_here(live), of_here(all), " of this repository")
+    } else {
+        (live, all, "")
+    };
+    let (run, why) = match (&live[..], all.first()) {
+        ([one], _) => (one, format!("the one{whose} that is under way")),
+        ([], Some(newest)) => (newest, format!("the newest{whose}")),
+        ([], None) => {
+            return Err(CliError::usage("there is no run yet")
+                .hint("start one with `forkyard fork`, or see `forkyard demo`"));
+        }
+        (several, _) => {
+            let names = several.iter().map(|r| r.id.to_string());
+            return Err(CliError::usage(format!(
+                "{} runs{whose} are under way: {}",
+                several.len(),
+                first_few(names)
+            ))
+            .hint("name one of them; `forkyard list --live` shows them"));
+        }
+    };
+    eprintln!("run {}: {why}", run.id);
+    Ok(Target { run: run.id.clone(), fork: None })
+}
+
+/// The folder of the repository that a folder is in.
+fn repository(folder: &Path) -> Option<PathBuf> {
+    let folder = folder.canonicalize().ok()?;
+    folder.ancestors().find(|f| f.join(".git").exists()).map(Path::to_path_buf)
+}
+
+fn first_few(names: impl Iterator<Item = String>) -> String {
+    let mut names = names.take(MAX_NAMED + 1).collect::<Vec<_>>();
+    if names.len() > MAX_NAMED {
+        names[MAX_NAMED] = "…".into();
+    }
+    names.join(", ")
+}
+
 /// For commands that only make sense before the end.
 pub async fn the_live_run(place: &dyn Place, id: &RunId) -> Result<RunView> {
     let view = the_run(place, id).await?;
@@ -156,8 +214,9 @@ pub async fn chosen(place: &dyn Place, target: &Target) -> Result<(RunView, Fork
     let fork = match (target.fork, view.winner.or_else(|| view.ranking.first().copied())) {
         (Some(n), _) | (None, Some(n)) => n,
         (None, None) => {
+            let names = (0..view.progress.total_forks).map(|n| format!("{}/{n}", view.id));
             return Err(CliError::usage(format!("run {} has no best fork yet", view.id))
-                .hint(format!("name one, such as {}/0", view.id)));
+                .hint(format!("name one of its forks: {}", first_few(names))));
         }
     };
     let fork = the_fork(place, &target.run, fork).await?;

@@ -1802,6 +1802,8 @@ export interface components {
             captured: number;
             /** @description Logs, demos, caches of repositories, and what killed processes left. */
             folders: string[];
+            /** @description Images that were prepared for sandboxes and that nobody has used for a day. */
+            images?: string[];
             /** @description What could not be removed, and why. */
             left: string[];
             runs: string[];

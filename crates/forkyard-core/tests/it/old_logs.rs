@@ -465,7 +465,13 @@ fn full_collected() -> Collected {
 }
 
 fn full_verdict() -> Verdict {
-    Verdict { passed: Some(false), score: Some(0.5), exit_code: Some(1), output: "1 test failed\n".into() }
+    Verdict {
+        passed: Some(false),
+        score: Some(0.5),
+        score_error: None,
+        exit_code: Some(1),
+        output: "1 test failed\n".into(),
+    }
 }
 
 fn full_limits() -> LimitsOverride {

@@ -1,12 +1,13 @@
 //! The prepared start of a run, and the sandboxes that begin from it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forkyard_core::sandbox::{Labels, Root};
 use forkyard_core::spec::Start;
 use forkyard_core::task::{Base, ErrorClass, Output, TaskError, TaskResult};
 use forkyard_core::{ForkNum, Role, RunId, SandboxId, SnapshotId};
-use forkyard_sandbox::{ErrorKind, ExecRequest, Sandbox, SandboxStatus, TreeEntry};
+use forkyard_sandbox::{ErrorKind, ExecRequest, GlobRequest, Sandbox, SandboxStatus, TreeEntry};
 
 use super::{Hands, Job, git_error, is_url, now, run_command, sandbox_error};
 use crate::git::{CommitId, GitErrorKind, History, HistoryLimits, Repo, Tree};
@@ -17,6 +18,12 @@ const UNPACK_LIMIT: Duration = Duration::from_secs(600);
 /// Between git and the sandbox.
 const ARCHIVE_BUFFER: usize = 1 << 18;
 const GIT_DIR: &str = "/workspace/.git";
+/// A sandbox that forks go on from has at least one of this many files of the commit: fewer are names that any repository has.
+const FILES_FOR_ONE: usize = 10;
+/// Files of it that are looked at; whoever has more is taken at their word.
+const MAX_LOOKED_AT: usize = 100_000;
+/// Of files that were found or expected, these many are named.
+const MAX_FILES_NAMED: usize = 3;
 /// Longer than any branch name that is taken.
 const MAX_REF_BYTES: u64 = 4096;
 /// Folders that are made in the place of submodules.
@@ -106,8 +113,11 @@ impl Hands {
         let labels = spec.labels.clone();
         let sandbox = provider.create(id, job.attempt, &spec).await.map_err(sandbox_error)?;
         // A sandbox that has files already is what somebody wants to go on from.
-        if frozen.is_none() || is_empty(&*sandbox).await? {
-            self.check_out(&*sandbox, checkout).await?;
+        match start {
+            Start::Parent(parent) if !is_empty(&*sandbox).await? => {
+                check_files(&*sandbox, parent, checkout).await?;
+            }
+            Start::Root(_) | Start::Parent(_) => self.check_out(&*sandbox, checkout).await?,
         }
         if let Some(setup) = &job.spec.setup {
             self.set_up(&*sandbox, setup).await?;
@@ -378,4 +388,40 @@ async fn is_empty(sandbox: &dyn Sandbox) -> Result<bool, TaskError> {
         Err(e) if e.kind == ErrorKind::NotFound => Ok(true),
         Err(e) => Err(sandbox_error(e)),
     }
+}
+
+/// Work on another repository's files could never be told from the whole of them.
+async fn check_files(
+    sandbox: &dyn Sandbox,
+    parent: &SandboxId,
+    checkout: &Checkout,
+) -> Result<(), TaskError> {
+    let request = GlobRequest { pattern: "*".into(), path: None, max: MAX_LOOKED_AT };
+    let found = sandbox.glob(request).await.map_err(sandbox_error)?;
+    let expected: BTreeSet<&str> = checkout.tree.entries.iter().map(|e| e.path.as_str()).collect();
+    let shared: BTreeSet<&str> =
+        found.iter().map(String::as_str).filter(|path| expected.contains(path)).collect();
+    if shared.len() * FILES_FOR_ONE >= expected.len() || found.len() >= MAX_LOOKED_AT {
+        return Ok(());
+    }
+    let named = |paths: &mut dyn Iterator<Item = &str>| {
+        let mut some: Vec<&str> = paths.take(MAX_FILES_NAMED + 1).collect();
+        if some.len() > MAX_FILES_NAMED {
+            some[MAX_FILES_NAMED] = "…";
+        }
+        if some.is_empty() { "no files".to_string() } else { some.join(", ") }
+    };
+    Err(TaskError::new(
+        ErrorClass::Permanent,
+        format!(
+            "sandbox {parent} holds other files than {:.10} of this repository: {} of {} are there; \
+             found {}; expected {}\n\
+             name a sandbox with files of this repository, or one whose /workspace is empty",
+            checkout.commit.as_str(),
+            shared.len(),
+            expected.len(),
+            named(&mut found.iter().map(String::as_str).filter(|p| !expected.contains(p))),
+            named(&mut expected.iter().copied().filter(|p| !shared.contains(p))),
+        ),
+    ))
 }

@@ -16,6 +16,8 @@ use crate::git::{ChangeKind, CommitId, FileChange, Repo, WorkLimits};
 
 /// Of verify and of score, each; the task's own limit is above their sum.
 const JUDGE_LIMIT: Duration = Duration::from_secs(14 * 60);
+/// Of a line that should have been a score, letters that are shown.
+const MAX_SCORE_SHOWN: usize = 40;
 /// Files that may match a protected path.
 const MAX_PROTECTED: usize = 100_000;
 
@@ -162,6 +164,14 @@ impl Hands {
             let last = stdout.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or_default();
             verdict.score = last.trim().parse::<f64>().ok().filter(|s| code == 0 && s.is_finite());
             if verdict.score.is_none() {
+                verdict.score_error = Some(match code {
+                    0 if last.is_empty() => "it printed nothing".into(),
+                    0 => {
+                        let shown: String = last.trim().chars().take(MAX_SCORE_SHOWN).collect();
+                        format!("its last line is no number: {shown:?}")
+                    }
+                    code => format!("exit {code}"),
+                });
                 verdict.output.push_str(&format!("\nscore gave no number (exit {code}): {output}"));
             }
         }

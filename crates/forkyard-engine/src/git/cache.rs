@@ -1,5 +1,6 @@
 //! What Forkyard keeps of git in its own home: caches of remote repositories, and what dead processes left behind.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,8 +19,8 @@ const USED: &str = "forkyard-used";
 pub struct Cache {
     pub dir: PathBuf,
     pub used: Timestamp,
-    /// It holds results of runs that were not dropped.
-    pub has_results: bool,
+    /// Runs whose results it holds: they were not dropped.
+    pub results: BTreeSet<String>,
 }
 
 pub(super) fn mark_used(git_dir: &Path) -> Result<()> {
@@ -33,7 +34,7 @@ impl Git {
         for dir in self.folders(&self.config.dir) {
             let marked = fs::metadata(dir.join(USED)).and_then(|m| m.modified());
             let Ok(used) = marked else { continue };
-            caches.push(Cache { used: timestamp(used), has_results: self.has_results(&dir).await?, dir });
+            caches.push(Cache { used: timestamp(used), results: self.results_in(&dir).await?, dir });
         }
         Ok(caches)
     }
@@ -42,18 +43,19 @@ impl Git {
     pub async fn remove_cache(&self, cache: &Cache) -> Result<bool> {
         let _lock = self.lock(&cache.dir.with_extension("lock")).await?;
         let used = fs::metadata(cache.dir.join(USED)).and_then(|m| m.modified()).map(timestamp);
-        if used.map_err(io_error)? != cache.used || self.has_results(&cache.dir).await? {
+        if used.map_err(io_error)? != cache.used || !self.results_in(&cache.dir).await?.is_empty() {
             return Ok(false);
         }
         fs::remove_dir_all(&cache.dir).map_err(io_error)?;
         Ok(true)
     }
 
-    async fn has_results(&self, dir: &Path) -> Result<bool> {
+    async fn results_in(&self, dir: &Path) -> Result<BTreeSet<String>> {
         let repo = Repo { git_dir: dir.into(), common_dir: dir.into(), work_tree: None };
         let call = git(["for-each-ref", "--format=%(refname)", "refs/forkyard/"]);
         let refs = self.run(self.on_refs(&repo, call)).await?.text();
-        Ok(refs.lines().any(|r| !r.starts_with("refs/forkyard/cache/")))
+        let runs = refs.lines().filter_map(|r| r.strip_prefix("refs/forkyard/")?.split('/').next());
+        Ok(runs.filter(|run| *run != "cache").map(String::from).collect())
     }
 
     /// Scratch repositories whose process is gone.

@@ -4,15 +4,16 @@
 //! /workspace and /home/user owned by the sandbox's user and that user in /etc/passwd; it is kept under a tag of our own and
 //! shared by all sandboxes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use bollard::models::{ContainerConfig, ContainerCreateBody};
 use bollard::query_parameters::{
     CommitContainerOptionsBuilder, CreateContainerOptionsBuilder, CreateImageOptionsBuilder,
-    DownloadFromContainerOptionsBuilder, ImportImageOptionsBuilder, ListImagesOptionsBuilder,
-    RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder, UploadToContainerOptionsBuilder,
+    DownloadFromContainerOptionsBuilder, ImportImageOptionsBuilder, ListContainersOptionsBuilder,
+    ListImagesOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
+    UploadToContainerOptionsBuilder,
 };
 use bollard::{Docker, body_full};
 use futures::StreamExt;
@@ -135,12 +136,16 @@ pub async fn prepare(
     Ok(Prepared { tag, env })
 }
 
-/// Removes prepared images that nobody has used for a while. The engine keeps those that a container stands on.
-pub async fn sweep(docker: &Docker, home: &Home) -> Result<()> {
+/// Tags of prepared images that nobody has used for a while and that no container stands on.
+pub async fn unused(docker: &Docker, home: &Home) -> Result<Vec<String>> {
+    let options = ListContainersOptionsBuilder::default().all(true).build();
+    let containers = docker.list_containers(Some(options)).await.map_err(|e| translate("containers", &e))?;
+    let in_use: BTreeSet<String> = containers.into_iter().filter_map(|c| c.image_id).collect();
     let filters = HashMap::from([("reference".to_string(), vec![PREPARED_REPO.to_string()])]);
     let options = ListImagesOptionsBuilder::default().filters(&filters).build();
     let found = docker.list_images(Some(options)).await.map_err(|e| translate("images", &e))?;
-    for image in found {
+    let mut unused = Vec::new();
+    for image in found.into_iter().filter(|image| !in_use.contains(&image.id)) {
         let made = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(image.created).unwrap_or(0));
         for tag in &image.repo_tags {
             let Some(digest) = tag.strip_prefix(PREPARED_REPO).and_then(|rest| rest.strip_prefix(':')) else {
@@ -150,17 +155,31 @@ pub async fn sweep(docker: &Docker, home: &Home) -> Result<()> {
             if used.elapsed().is_ok_and(|age| age < KEEP_UNUSED) {
                 continue;
             }
-            // What it was made from is not ours to remove.
-            let options = RemoveImageOptionsBuilder::default().noprune(true).build();
-            match docker.remove_image(tag, Some(options), None).await {
-                Ok(_) => home.forget_image(digest)?,
-                Err(fault) if is_missing(&fault) => home.forget_image(digest)?,
-                Err(fault) if is_conflict(&fault) => {}
-                Err(fault) => return Err(translate(tag, &fault)),
-            }
+            unused.push(tag.clone());
         }
     }
-    Ok(())
+    unused.sort_unstable();
+    Ok(unused)
+}
+
+/// Removes those; says which it did. The engine keeps one that a container has come to stand on meanwhile.
+pub async fn sweep(docker: &Docker, home: &Home) -> Result<Vec<String>> {
+    let mut removed = Vec::new();
+    for tag in unused(docker, home).await? {
+        let digest = tag.rsplit(':').next().unwrap_or_default();
+        // What it was made from is not ours to remove.
+        let options = RemoveImageOptionsBuilder::default().noprune(true).build();
+        match docker.remove_image(&tag, Some(options), None).await {
+            Ok(_) => {
+                home.forget_image(digest)?;
+                removed.push(tag);
+            }
+            Err(fault) if is_missing(&fault) => home.forget_image(digest)?,
+            Err(fault) if is_conflict(&fault) => {}
+            Err(fault) => return Err(translate(&tag, &fault)),
+        }
+    }
+    Ok(removed)
 }
 
 async fn pull(docker: &Docker, image: &str) -> Result<()> {

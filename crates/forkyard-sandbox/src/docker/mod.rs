@@ -178,6 +178,10 @@ impl Provider for DockerProvider {
         let made = snapshot::import(&self.inner.home, id, from).await;
         made.map_err(|e| e.or_hint("import what `export` wrote, whole and unchanged"))
     }
+    async fn unused_images(&self, remove: bool) -> Result<Vec<String>> {
+        let Inner { docker, home, .. } = &*self.inner;
+        if remove { image::sweep(docker, home).await } else { image::unused(docker, home).await }
+    }
     async fn sweep(&self) -> Result<()> {
         self.inner.sweep().await
     }

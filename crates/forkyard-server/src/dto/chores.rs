@@ -31,6 +31,9 @@ pub struct Freed {
     pub snapshots: Vec<String>,
     /// Files that runs brought back beside their diffs.
     pub captured: usize,
+    /// Images that were prepared for sandboxes and that nobody has used for a day.
+    #[serde(default)]
+    pub images: Vec<String>,
     /// Logs, demos, caches of repositories, and what killed processes left.
     pub folders: Vec<String>,
     /// Of folders, captured files, and snapshots that know their size.

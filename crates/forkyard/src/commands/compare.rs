@@ -4,22 +4,23 @@ use forkyard_engine::results::Comparison;
 use serde_json::json;
 
 use super::diff::kind;
+use super::target::Target;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::render::closing::{edited_tests, table};
+use crate::render::closing::{edited_tests, ranges, scores_failed, table};
 use crate::render::table::left;
 use crate::render::{Cell, Table, fit};
 use crate::results::RunResult;
-use crate::runs::{the_fork, the_run, with_place};
+use crate::runs::{the_fork, the_run, the_target, with_place};
 
 /// Compare the results of a run: files by forks, what they agree and differ on.
 #[derive(Debug, Clone, Args)]
 pub struct CompareArgs {
-    /// The run.
+    /// The run [default: the run here that is under way, else the newest].
     #[arg(value_name = "RUN")]
-    pub run: RunId,
+    pub run: Option<RunId>,
     /// Only these forks.
     #[arg(value_name = "N")]
     pub forks: Vec<ForkNum>,
@@ -28,19 +29,21 @@ pub struct CompareArgs {
 impl CompareArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         with_place(global, async |place| {
-            let view = the_run(place, &self.run).await?;
-            let mut forks = place.forks(&self.run).await?;
+            let named = self.run.clone().map(|run| Target { run, fork: None });
+            let run = the_target(place, named.as_ref()).await?.run;
+            let view = the_run(place, &run).await?;
+            let mut forks = place.forks(&run).await?;
             if !self.forks.is_empty() {
                 for n in &self.forks {
-                    the_fork(place, &self.run, *n).await?;
+                    the_fork(place, &run, *n).await?;
                 }
                 forks.retain(|f| self.forks.contains(&f.fork));
             }
             let results: Vec<ForkNum> = forks.iter().filter(|f| f.diff.is_some()).map(|f| f.fork).collect();
             let compared = place.compare(&view, &results).await?;
             if compared.changes.is_empty() {
-                return Err(CliError::failure(format!("no fork of {} has a result yet", self.run))
-                    .hint(format!("`forkyard status {}` says how far they are", self.run)));
+                return Err(CliError::failure(format!("no fork of {run} has a result yet"))
+                    .hint(format!("`forkyard status {run}` says how far they are")));
             }
             let files = &compared.files;
             let mut result = RunResult::read(place, &view).await?;
@@ -70,7 +73,7 @@ impl CompareArgs {
                 compared.alone(),
             ))?;
             out.line("The same letter in a row is the same change.")?;
-            for warning in edited_tests(&result) {
+            for warning in scores_failed(&result).into_iter().chain(edited_tests(&result)) {
                 out.line(&fit(&warning, style.width))?;
             }
             Ok(Exit::Success)
@@ -112,19 +115,6 @@ fn matrix(compared: &Comparison) -> Table {
         table.row(cells.chain(std::iter::once(Cell::new(path))).collect());
     }
     table
-}
-
-/// `0-2,5` of numbers that grow.
-fn ranges(forks: &[ForkNum]) -> String {
-    let mut runs: Vec<(ForkNum, ForkNum)> = vec![];
-    for n in forks {
-        match runs.last_mut() {
-            Some((_, last)) if *last + 1 == *n => *last = *n,
-            Some(_) | None => runs.push((*n, *n)),
-        }
-    }
-    let texts = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") });
-    texts.collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

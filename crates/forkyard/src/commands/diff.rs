@@ -11,14 +11,14 @@ use crate::place::the_changes;
 use crate::render::session::diff_color;
 use crate::render::table::{left, right};
 use crate::render::{Cell, Color, Style, Table, plain_block};
-use crate::runs::{chosen, with_place};
+use crate::runs::{chosen, the_target, with_place};
 
 /// Show what a fork changed.
 #[derive(Debug, Clone, Args)]
 pub struct DiffArgs {
-    /// RUN/N, or RUN for its best fork.
+    /// RUN/N, or RUN for its best fork [default: the run here that is under way, else the newest].
     #[arg(value_name = "RUN/N")]
-    pub target: Target,
+    pub target: Option<Target>,
     /// Only these files, after `--`: diff RUN/N -- src/lib.rs.
     #[arg(value_name = "PATH", last = true)]
     pub paths: Vec<String>,
@@ -33,7 +33,8 @@ pub struct DiffArgs {
 impl DiffArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         with_place(global, async |place| {
-            let (view, fork) = chosen(place, &self.target).await?;
+            let target = the_target(place, self.target.as_ref()).await?;
+            let (view, fork) = chosen(place, &target).await?;
             let n = fork.fork;
             if self.patch {
                 let patch = place.whole_patch(&view, n).await?;

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 use forkyard_agent::AgentEvent;
-use forkyard_core::ForkNum;
+use forkyard_core::{ForkNum, RunId};
 use forkyard_store::{EventQuery, Recorded};
 use serde_json::{Value, json};
 
@@ -16,14 +16,14 @@ use crate::output::Output;
 use crate::render::session::clock;
 use crate::render::table::{left, right};
 use crate::render::{Cell, Color, Table, fit, plain};
-use crate::runs::with_place;
+use crate::runs::{the_target, with_place};
 
 /// Show the events of a run.
 #[derive(Debug, Clone, Args)]
 pub struct EventsArgs {
-    /// RUN or RUN/N.
+    /// RUN or RUN/N [default: the run here that is under way, else the newest].
     #[arg(value_name = "RUN")]
-    pub target: Target,
+    pub target: Option<Target>,
     /// Go on until the run ends.
     #[arg(short, long)]
     pub follow: bool,
@@ -45,7 +45,6 @@ impl EventsArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let mut query = EventQuery {
             after: self.since.unwrap_or(0),
-            fork: self.target.fork,
             // `agent.*` is the category with a dot at its end.
             kinds: self.types.iter().map(|t| t.trim_end_matches('*').to_string()).collect(),
             ..EventQuery::default()
@@ -55,8 +54,10 @@ impl EventsArgs {
         }
         let mut steps: BTreeMap<ForkNum, Vec<String>> = BTreeMap::new();
         let mut unknown: Vec<&String> = self.types.iter().filter(|t| !is_known(t)).collect();
-        with_place(global, async |place| {
-            read(place, &self.target, query, self.follow, async |news| {
+        let run = with_place(global, async |place| {
+            let target = the_target(place, self.target.as_ref()).await?;
+            query.fork = target.fork;
+            read(place, &target, query, self.follow, async |news| {
                 let News::Event(r) = news else { return Ok(()) };
                 // Whoever works inside a sandbox may have types of its own.
                 unknown.retain(|t| !is_of(&r.event.kind, t));
@@ -82,34 +83,33 @@ impl EventsArgs {
                 // Colour has no width; a line in colour may be cut late, never early.
                 out.line(&if out.style.color { line } else { fit(&line, wide) })
             })
-            .await
+            .await?;
+            Ok(target.run)
         })?;
         if let Some(t) = unknown.first() {
             return Err(CliError::usage(format!("-t {}: no event has this type", plain(t)))
                 .hint(format!("there are run.*, fork.*, agent.*: {}", AgentEvent::KINDS.join(", "))));
         }
         if self.compare {
-            self.show_steps(&steps, out)?;
+            show_steps(&run, &steps, out)?;
         }
         Ok(Exit::Success)
     }
+}
 
-    fn show_steps(&self, steps: &BTreeMap<ForkNum, Vec<String>>, out: &mut Output<'_>) -> Result<()> {
-        if out.json {
-            return out
-                .json(&json!({ "schema": "forkyard.steps/1", "run": self.target.run, "forks": steps }));
-        }
-        let titles = steps.keys().map(|n| left(format!("Fork {n}")));
-        let mut table = Table::new(std::iter::once(right("Step")).chain(titles).collect());
-        for i in 0..steps.values().map(Vec::len).max().unwrap_or(0) {
-            let cells = steps
-                .values()
-                .map(|s| Cell::new(s.get(i).map_or(String::new(), |t| fit(&plain(t), STEP_WIDTH))));
-            table.row(std::iter::once(Cell::new((i + 1).to_string())).chain(cells).collect());
-        }
-        let style = out.style;
-        out.text(&table.render(&style))
+fn show_steps(run: &RunId, steps: &BTreeMap<ForkNum, Vec<String>>, out: &mut Output<'_>) -> Result<()> {
+    if out.json {
+        return out.json(&json!({ "schema": "forkyard.steps/1", "run": run, "forks": steps }));
     }
+    let titles = steps.keys().map(|n| left(format!("Fork {n}")));
+    let mut table = Table::new(std::iter::once(right("Step")).chain(titles).collect());
+    for i in 0..steps.values().map(Vec::len).max().unwrap_or(0) {
+        let cells =
+            steps.values().map(|s| Cell::new(s.get(i).map_or(String::new(), |t| fit(&plain(t), STEP_WIDTH))));
+        table.row(std::iter::once(Cell::new((i + 1).to_string())).chain(cells).collect());
+    }
+    let style = out.style;
+    out.text(&table.render(&style))
 }
 
 /// Whether an event of this kind was asked for: `agent.*` is a whole category.

@@ -80,6 +80,9 @@ pub async fn start(
     options: &RunOptions,
     out: &mut Output<'_>,
 ) -> Result<Exit> {
+    if options.log_dir.is_some() {
+        check_log_dir(place, &spec)?;
+    }
     let (run, notice) = place.submit(spec).await?;
     if let Some(notice) = notice.filter(|_| !out.json) {
         out.line(&notice)?;
@@ -115,9 +118,21 @@ pub async fn check(yard: &Yard, spec: &RunSpec) -> Result<()> {
     check_starts(yard, spec).await
 }
 
-/// Folders of this machine that the run is to use. Those of a run that Temporal drives may be another machine's.
+/// A folder of this machine is asked for: those who write the logs have to be here.
+fn check_log_dir(place: &dyn Place, spec: &RunSpec) -> Result<()> {
+    let (who, there) = match (place.here(), spec.engine) {
+        (None, _) => ("a server writes the logs of its runs", "in the server's configuration"),
+        (Some(_), EngineKind::Temporal) => ("Temporal's workers write the logs", "where the workers run"),
+        (Some(_), EngineKind::Embedded) => return Ok(()),
+    };
+    Err(CliError::usage(format!("--log-dir: {who}, and a folder of this machine says nothing there"))
+        .hint(format!("leave it out and set `run.log_dir` {there}; `forkyard logs` shows them here, too")))
+}
+
+/// Folders of this machine that the run is to use. Where hosts share a store, those of a run that Temporal drives are the
+/// workers': whoever lacks one says so when a sandbox is made.
 fn check_folders(yard: &Yard, spec: &RunSpec) -> Result<()> {
-    if spec.engine == EngineKind::Embedded {
+    if spec.engine == EngineKind::Embedded || yard.settings.store_url.is_none() {
         for volume in &spec.sandbox.volumes {
             if !Path::new(&volume.host_path).is_dir() {
                 return Err(CliError::usage(format!(
@@ -128,7 +143,7 @@ fn check_folders(yard: &Yard, spec: &RunSpec) -> Result<()> {
             }
         }
     }
-    if let Some(dir) = &yard.settings.log_dir {
+    if let Some(dir) = yard.settings.log_dir.as_ref().filter(|_| spec.engine == EngineKind::Embedded) {
         std::fs::create_dir_all(dir).map_err(|e| {
             CliError::usage(format!("--log-dir {}: {e}", dir.display()))
                 .hint("name a folder that can be made and written to")

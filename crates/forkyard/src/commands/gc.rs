@@ -43,6 +43,7 @@ pub async fn collect(yard: &Yard, age: Millis, dry_run: bool) -> Result<Freed> {
     gc.remove_orphans(yard, before, &mut freed).await?;
     gc.remove_caches(yard, before, &mut freed).await?;
     gc.remove_demos(yard, before, &mut freed);
+    gc.remove_images(yard, &mut freed).await;
     if !dry_run {
         leftovers(yard).await;
     }
@@ -64,6 +65,9 @@ impl GcArgs {
         for id in &freed.snapshots {
             out.line(&format!("{word} snapshot {id}"))?;
         }
+        for image in &freed.images {
+            out.line(&format!("{word} prepared image {}", plain(image)))?;
+        }
         for folder in &freed.folders {
             out.line(&format!("{word} {}", plain(folder)))?;
         }
@@ -71,10 +75,11 @@ impl GcArgs {
             out.line(&format!("left {}", plain(left)))?;
         }
         out.line(&format!(
-            "{} runs, {} snapshots, {} captured files and {} folders: {} {}",
+            "{} runs, {} snapshots, {} captured files, {} prepared images and {} folders: {} {}",
             freed.runs.len(),
             freed.snapshots.len(),
             freed.captured,
+            freed.images.len(),
             freed.folders.len(),
             size(freed.bytes),
             if self.dry_run { "to free" } else { "freed" },
@@ -126,8 +131,9 @@ impl GcArgs {
             self.remove_folder(&dir, freed)?;
         }
         for cache in yard.git.caches().await? {
-            // In a dry run, results of runs that would have gone with it are still there.
-            if cache.used > before || (cache.has_results && !self.dry_run) {
+            // In a dry run, results of runs that would have gone before it are still there.
+            let is_wanted = cache.results.iter().any(|run| !freed.runs.contains(run));
+            if cache.used > before || is_wanted {
                 continue;
             }
             let bytes = bytes_in(&cache.dir);
@@ -137,6 +143,16 @@ impl GcArgs {
             }
         }
         Ok(())
+    }
+
+    /// Images that providers prepared and nobody has used, by the providers' own patience.
+    async fn remove_images(&self, yard: &Yard, freed: &mut Freed) {
+        for provider in yard.providers.values() {
+            match provider.unused_images(!self.dry_run).await {
+                Ok(images) => freed.images.extend(images),
+                Err(e) => freed.left.push(format!("prepared images: {e}")),
+            }
+        }
     }
 
     /// The store goes last: whatever fails before it is tried again next time.

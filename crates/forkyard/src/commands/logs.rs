@@ -14,14 +14,14 @@ use crate::output::Output;
 use crate::place::Place;
 use crate::render::session;
 use crate::render::style::Style;
-use crate::runs::{the_fork, the_run, with_place};
+use crate::runs::{the_fork, the_run, the_target, with_place};
 
 /// Show what the agents of a run said and did.
 #[derive(Debug, Clone, Args)]
 pub struct LogsArgs {
-    /// RUN or RUN/N.
+    /// RUN or RUN/N [default: the run here that is under way, else the newest].
     #[arg(value_name = "RUN")]
-    pub target: Target,
+    pub target: Option<Target>,
     /// Go on until the run ends.
     #[arg(short, long)]
     pub follow: bool,
@@ -34,13 +34,13 @@ impl LogsArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         with_place(global, async |place| {
             let (style, json) = (out.style, out.json);
-            let whole_run = self.target.fork.is_none();
+            let target = the_target(place, self.target.as_ref()).await?;
+            let whole_run = target.fork.is_none();
             let mut last: VecDeque<String> = VecDeque::new();
             // With a tail, what is there already is only known at its end.
             let mut tail = self.tail.map(|n| n as usize);
-            let query =
-                EventQuery { fork: self.target.fork, kinds: vec!["agent.".into()], ..Default::default() };
-            read(place, &self.target, query, self.follow, async |news| {
+            let query = EventQuery { fork: target.fork, kinds: vec!["agent.".into()], ..Default::default() };
+            read(place, &target, query, self.follow, async |news| {
                 match news {
                     News::Event(r) => {
                         let lines = if json {

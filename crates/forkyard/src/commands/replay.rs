@@ -5,20 +5,21 @@ use forkyard_agent::JournalEntry;
 use forkyard_core::{ForkNum, ForkRef, InvalidId, RunId, Timestamp};
 use forkyard_store::{EventQuery, Recorded, Source};
 
+use super::target::Target;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::Place;
 use crate::render::session;
-use crate::runs::{the_fork, the_run, with_place};
+use crate::runs::{chosen, the_target, with_place};
 
 /// Play the session of a fork again, in the terminal.
 #[derive(Debug, Clone, Args)]
 pub struct ReplayArgs {
-    /// The fork.
+    /// The fork [default: the best one of the run here that is under way, else of the newest].
     #[arg(value_name = "RUN/N", value_parser = fork_ref)]
-    pub fork: ForkRef,
+    pub fork: Option<ForkRef>,
     /// How many times faster than it was; 0 shows all at once.
     #[arg(long, value_name = "FACTOR", default_value_t = 4.0, value_parser = speed)]
     pub speed: f64,
@@ -56,9 +57,10 @@ fn speed(text: &str) -> Result<f64, String> {
 impl ReplayArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         with_place(global, async |place| {
-            let ForkRef { run, fork } = &self.fork;
-            the_run(place, run).await?;
-            the_fork(place, run, *fork).await?;
+            let named = self.fork.clone().map(|f| Target { run: f.run, fork: Some(f.fork) });
+            let target = the_target(place, named.as_ref()).await?;
+            let (view, fork) = chosen(place, &target).await?;
+            let (run, fork) = (&view.id, &fork.fork);
             let journal = journal(place, run, *fork).await?;
             // Beside its entries stands what others inside its sandbox testified.
             let journal: Vec<_> = journal.into_iter().filter(|r| r.event.source == Source::Agent).collect();

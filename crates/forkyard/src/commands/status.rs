@@ -15,21 +15,22 @@ use crate::render::closing::{closing, table};
 use crate::render::session::day;
 use crate::render::{plain, plain_block};
 use crate::results::{ForkResult, RunResult};
-use crate::runs::{collected, is_abandoned, the_fork, the_run, with_place};
+use crate::runs::{collected, is_abandoned, the_fork, the_run, the_target, with_place};
 use crate::temporal;
 
 /// Show a run and its forks, or one fork.
 #[derive(Debug, Clone, Args)]
 pub struct StatusArgs {
-    /// RUN or RUN/N.
+    /// RUN or RUN/N [default: the run here that is under way, else the newest].
     #[arg(value_name = "RUN")]
-    pub target: Target,
+    pub target: Option<Target>,
 }
 
 impl StatusArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         with_place(global, async |place| {
-            let mut view = the_run(place, &self.target.run).await?;
+            let target = the_target(place, self.target.as_ref()).await?;
+            let mut view = the_run(place, &target.run).await?;
             let notice = temporal::notice(place, std::slice::from_mut(&mut view)).await?;
             if let Some(notice) = &notice {
                 eprintln!("{notice}");
@@ -38,7 +39,7 @@ impl StatusArgs {
                 overhear(place, &view.id, false).await?;
             }
             let (result, forks) = RunResult::read_with_forks(place, &view).await?;
-            if let Some(n) = self.target.fork {
+            if let Some(n) = target.fork {
                 let fork = match forks.into_iter().find(|f| f.fork == n) {
                     Some(fork) => fork,
                     None => the_fork(place, &view.id, n).await?,

@@ -2,7 +2,6 @@ use std::io::IsTerminal;
 
 use clap::Args;
 use forkyard_core::view::RunStatus;
-use forkyard_store::RunQuery;
 
 use super::target::Target;
 use crate::cli::Global;
@@ -10,14 +9,13 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow;
 use crate::output::Output;
-use crate::place::Place;
-use crate::runs::with_place;
+use crate::runs::{the_target, with_place};
 use crate::watch::watch;
 
 /// Watch a run on the full screen: forks, live feed, diff, messages.
 #[derive(Debug, Clone, Args)]
 pub struct WatchArgs {
-    /// RUN or RUN/N [default: the newest run that is live, else the newest].
+    /// RUN or RUN/N [default: the run here that is under way, else the newest].
     #[arg(value_name = "RUN")]
     pub target: Option<Target>,
 }
@@ -29,10 +27,7 @@ impl WatchArgs {
                 .hint("`forkyard logs -f RUN` follows a run in a pipe, `forkyard events -f --json RUN` for a program"));
         }
         with_place(global, async |place| {
-            let target = match &self.target {
-                Some(target) => target.clone(),
-                None => newest(place).await?,
-            };
+            let target = the_target(place, self.target.as_ref()).await?;
             let view = watch(place, global, &target, out.style.color).await?;
             if view.status == RunStatus::Ended {
                 // How the run came out is no failure of watching it.
@@ -43,14 +38,4 @@ impl WatchArgs {
             Ok(Exit::Success)
         })
     }
-}
-
-async fn newest(place: &dyn Place) -> Result<Target> {
-    for live in [true, false] {
-        let query = RunQuery { live, limit: 1, ..RunQuery::default() };
-        if let Some(run) = place.runs(&query).await?.into_iter().next() {
-            return Ok(Target { run: run.id, fork: None });
-        }
-    }
-    Err(CliError::usage("there is no run to watch").hint("start one with `forkyard fork --no-wait`"))
 }

@@ -1,10 +1,12 @@
 //! What a run came to: a table, best first, why the best is best, and what to type next.
 
+use std::collections::BTreeMap;
+
 use forkyard_core::view::{ForkOutcome, ForkView, RunView};
 use forkyard_core::{ForkNum, Usd};
 
 use super::board::{diff_text, state};
-use super::plain::{fit, plain, plain_block};
+use super::plain::{plain, plain_block, wrap};
 use super::style::{Color, Style};
 use super::table::{Cell, Table, left, right};
 use crate::results::RunResult;
@@ -31,7 +33,8 @@ pub fn table(forks: &[ForkView], order: &[ForkNum], winner: Option<ForkNum>) -> 
         right("Duration"),
         left("Diff"),
         left("Error"),
-    ]);
+    ])
+    .wraps();
     let models = models_differ(forks);
     let place = |f: &ForkView| order.iter().position(|n| *n == f.fork).unwrap_or(usize::MAX);
     let mut forks: Vec<&ForkView> = forks.iter().collect();
@@ -87,6 +90,34 @@ pub fn edited_tests(result: &RunResult) -> Vec<String> {
     lines
 }
 
+/// `0-2,5` of numbers that grow.
+pub fn ranges(forks: &[ForkNum]) -> String {
+    let mut runs: Vec<(ForkNum, ForkNum)> = vec![];
+    for n in forks {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *n => *last = *n,
+            Some(_) | None => runs.push((*n, *n)),
+        }
+    }
+    let texts = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") });
+    texts.collect::<Vec<_>>().join(",")
+}
+
+/// A line for each way in which score commands failed.
+pub fn scores_failed(result: &RunResult) -> Vec<String> {
+    let mut failed: BTreeMap<&str, Vec<ForkNum>> = BTreeMap::new();
+    for f in &result.results {
+        if let Some(why) = &f.score_error {
+            failed.entry(why).or_default().push(f.fork_num);
+        }
+    }
+    let noun = |forks: &[ForkNum]| if forks.len() == 1 { "Fork" } else { "Forks" };
+    failed
+        .iter()
+        .map(|(why, forks)| format!("{} {}: score failed: {}", noun(forks), ranges(forks), plain(why)))
+        .collect()
+}
+
 /// All that is printed when a run has ended.
 pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &Style) -> String {
     let mut out = String::new();
@@ -94,10 +125,19 @@ pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &St
         out = table(forks, &run.ranking, run.winner).render(style);
         out.push('\n');
     }
-    let line = |out: &mut String, text: String| {
-        out.push_str(&fit(&text, style.width));
-        out.push('\n');
+    // In as many lines as it takes: what is cut off here can't be found elsewhere at a glance.
+    let say = |out: &mut String, label: Option<(Color, &str)>, indent: usize, text: &str| {
+        let text = label.map_or(text.to_string(), |(_, word)| format!("{word} {text}"));
+        for (i, line) in wrap(&text, style.width.saturating_sub(indent)).iter().enumerate() {
+            let line = match label {
+                _ if i > 0 => line.trim_start().to_string(),
+                Some((color, word)) => line.replacen(word, &style.paint(color, word), 1),
+                None => line.clone(),
+            };
+            out.push_str(&format!("{}{line}\n", " ".repeat(indent)));
+        }
     };
+    let line = |out: &mut String, text: &str| say(out, None, 0, text);
     let verified = if forks.iter().any(|f| f.verified.is_some()) {
         format!(", {} verified", forks.iter().filter(|f| f.verified == Some(true)).count())
     } else {
@@ -106,48 +146,55 @@ pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &St
     let cost: Usd = forks.iter().map(|f| f.cost).sum();
     let (good, all) = (result.successful, result.total_forks);
     let noun = if all == 1 { "fork" } else { "forks" };
-    line(&mut out, format!("{good} of {all} {noun} succeeded{verified}, {cost} in all"));
+    line(&mut out, &format!("{good} of {all} {noun} succeeded{verified}, {cost} in all"));
     if let Some(error) = &run.error {
         let (what, hint) = match error.strip_prefix(BASE_FAILED) {
             Some(why) => (format!("the base could not be prepared\n{why}"), true),
             None => (error.clone(), false),
         };
         for (i, text) in plain_block(what.trim_end()).lines().enumerate() {
-            let text = if i == 0 {
-                format!("{} {text}", style.paint(Color::Red, "error:"))
-            } else {
-                format!("  {text}")
-            };
-            line(&mut out, text);
+            let (label, indent) = if i == 0 { (Some((Color::Red, "error:")), 0) } else { (None, 2) };
+            say(&mut out, label, indent, text);
         }
         if hint {
-            let text = "correct --setup or the repository and start it again; the log is in: forkyard events";
-            line(&mut out, format!("{} {text} {}", style.paint(Color::Cyan, "hint:"), run.id));
+            let text = format!(
+                "correct --setup or the repository and start it again; the log is in: forkyard events {}",
+                run.id
+            );
+            say(&mut out, Some((Color::Cyan, "hint:")), 0, &text);
         }
     }
+    let changed = |n: ForkNum| forks.iter().any(|f| f.fork == n && f.diff.is_some_and(|d| !d.is_empty()));
     if let Some(r) = &result.ranking {
         if r.base_passes == Some(true) {
-            line(&mut out, "The base passes verify as it is: being verified says little here.".into());
+            line(&mut out, "The base passes verify as it is: being verified says little here.");
         }
         if let Some(winner) = r.winner
             && let Some(best) = r.order.iter().find(|o| o.fork == winner)
         {
-            line(&mut out, format!("★ {}/{winner}: {}", run.id, plain(&best.reason)));
+            line(&mut out, &format!("★ {}/{winner}: {}", run.id, plain(&best.reason)));
+        }
+        // Nobody won, and still somebody is first of those with something to apply.
+        if let (None, [first, _, ..]) = (r.winner, &r.order[..])
+            && changed(first.fork)
+        {
+            line(&mut out, &format!("{}/{} is first: {}", run.id, first.fork, plain(&first.reason)));
         }
     }
-    for warning in edited_tests(result) {
-        line(&mut out, warning);
+    for warning in scores_failed(result).into_iter().chain(edited_tests(result)) {
+        line(&mut out, &warning);
     }
     let best = run.winner.or_else(|| run.ranking.first().copied());
-    let changed = |n: ForkNum| forks.iter().any(|f| f.fork == n && f.diff.is_some_and(|d| !d.is_empty()));
     if let Some(best) = best.filter(|n| changed(*n)) {
         out.push('\n');
         let id = &run.id;
-        for command in [format!("forkyard diff {id}/{best}"), format!("forkyard apply {id}/{best}")] {
-            line(&mut out, format!("  {}", style.paint(Color::Cyan, &command)));
-        }
+        let mut commands = vec![format!("forkyard diff {id}/{best}"), format!("forkyard apply {id}/{best}")];
         if all > 1 {
-            line(&mut out, format!("  {}", style.paint(Color::Cyan, &format!("forkyard compare {id}"))));
+            commands.push(format!("forkyard compare {id}"));
+        }
+        // To be copied: a terminal that is too narrow breaks them in its own way, and knows that it did.
+        for command in commands {
+            out.push_str(&format!("  {}\n", style.paint(Color::Cyan, &command)));
         }
     }
     out
@@ -155,8 +202,6 @@ pub fn closing(run: &RunView, forks: &[ForkView], result: &RunResult, style: &St
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use forkyard_core::rank::{Ranked, Ranking};
     use forkyard_core::view::{DiffStat, Lifecycle};
 
@@ -210,14 +255,83 @@ mod tests {
     }
 
     #[test]
+    fn who_is_first_without_a_winner_and_scores_that_failed_are_told() {
+        let (mut run, forks, mut result) = ended();
+        run.winner = None;
+        let order = vec![
+            Ranked { fork: 1, reason: "+1 -0 lines (before fork 0: smaller diff)".into() },
+            Ranked { fork: 0, reason: "+2 -0 lines".into() },
+        ];
+        result.ranking = Some(Ranking { order, ..Ranking::default() });
+        for (fork, why) in [(0, "exit 3"), (1, "exit 3"), (2, "it printed nothing")] {
+            result.results[fork].score_error = Some(why.into());
+        }
+        let text = closing(&run, &forks, &result, &Style::PIPE);
+        let told = "r1/1 is first: +1 -0 lines (before fork 0: smaller diff)\n\
+                    Forks 0-1: score failed: exit 3\n\
+                    Fork 2: score failed: it printed nothing\n";
+        assert!(text.contains(told), "{text}");
+    }
+
+    #[test]
     fn a_narrow_terminal_gets_blocks_and_no_line_is_too_long() {
         let (run, forks, result) = ended();
         for columns in [20, 40, 60, 80, 100] {
             let style = Style { color: false, width: columns, height: Some(24) };
-            for line in closing(&run, &forks, &result, &style).lines() {
+            let text = closing(&run, &forks, &result, &style);
+            for line in text.lines().filter(|l| !l.starts_with("  forkyard ")) {
                 assert!(super::super::width(line) <= columns, "{columns}: {line:?}");
             }
+            assert!(!text.contains('…'), "{columns}: {text}");
         }
+    }
+
+    #[test]
+    fn at_40_columns_all_of_it_is_there() {
+        let (mut run, forks, result) = ended();
+        run.error = Some("prepare_base: cargo fetch could not reach the registry it was told to use".into());
+        let style = Style { color: false, width: 40, height: Some(24) };
+        assert_eq!(
+            closing(&run, &forks, &result, &style),
+            "Fork ★ 1\n\
+             \x20 Status success\n\
+             \x20 Verified yes\n\
+             \x20 Turns 7\n\
+             \x20 Cost $1.25\n\
+             \x20 Duration 1m02s\n\
+             \x20 Diff 2 files +10 -3\n\
+             Fork 0\n\
+             \x20 Status failed\n\
+             \x20 Verified no\n\
+             \x20 Turns 7\n\
+             \x20 Cost $1.25\n\
+             \x20 Duration 1m02s\n\
+             \x20 Diff 2 files +10 -3\n\
+             \x20 Error max_turns: the agent took 100\n\
+             \x20       turns\\x1b[31m\n\
+             Fork 2\n\
+             \x20 Status cancelled\n\
+             \x20 Turns 7\n\
+             \x20 Cost $1.25\n\
+             \x20 Duration 1m02s\n\
+             \x20 Diff no change\n\
+             \n\
+             1 of 3 forks succeeded, 1 verified,\n\
+             $3.75 in all\n\
+             error: the base could not be prepared\n\
+             \x20 cargo fetch could not reach the\n\
+             \x20 registry it was told to use\n\
+             hint: correct --setup or the repository\n\
+             and start it again; the log is in:\n\
+             forkyard events r1\n\
+             The base passes verify as it is: being\n\
+             verified says little here.\n\
+             ★ r1/1: verified\n\
+             \n\
+             \x20 forkyard diff r1/1\n\
+             \x20 forkyard apply r1/1\n\
+             \x20 forkyard compare r1\n"
+        );
     }
 
     #[test]

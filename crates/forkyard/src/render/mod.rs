@@ -12,6 +12,6 @@ pub mod table;
 pub(crate) mod fixture;
 
 pub use board::Board;
-pub use plain::{fit, plain, plain_block, width};
+pub use plain::{fit, plain, plain_block, width, wrap};
 pub use style::{Color, Style};
 pub use table::{Cell, Table};

@@ -63,8 +63,39 @@ pub fn fit(text: &str, max: usize) -> String {
     out
 }
 
+/// Lines of at most `width` columns, broken after a space where there is one.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    let mut used = 0;
+    // Where the line could be broken: bytes and columns up to and with the last space.
+    let mut space: Option<(usize, usize)> = None;
+    for c in text.chars() {
+        let w = c.width().unwrap_or(0);
+        if used + w > width && !line.is_empty() {
+            let (at, columns) = space.take().unwrap_or((line.len(), used));
+            let rest = line.split_off(at);
+            line.truncate(line.trim_end().len());
+            lines.push(std::mem::replace(&mut line, rest));
+            used -= columns;
+        }
+        line.push(c);
+        used += w;
+        // Not within an indent.
+        if c == ' ' && !line.trim().is_empty() {
+            space = Some((line.len(), used));
+        }
+    }
+    if !line.is_empty() || lines.is_empty() {
+        lines.push(line);
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -87,6 +118,25 @@ mod tests {
         assert_eq!(fit("hello", 0), "");
         for max in 0..10 {
             assert!(width(&fit("日a本b語🦀", max)) <= max);
+        }
+    }
+
+    #[test]
+    fn lines_break_at_spaces_and_inside_long_words() {
+        assert_eq!(wrap("the quick brown fox", 10), ["the quick", "brown fox"]);
+        assert_eq!(wrap("abcdefghijkl", 5), ["abcde", "fghij", "kl"]);
+        assert_eq!(wrap("日本語です", 4), ["日本", "語で", "す"]);
+        assert_eq!(wrap("", 4), [""]);
+        assert_eq!(wrap("ab", 0), ["a", "b"]);
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_but_spaces_is_lost_and_no_line_is_too_wide(text in "[a-z日本 ]{0,80}", columns in 2_usize..30) {
+            let lines = wrap(&text, columns);
+            prop_assert!(lines.iter().all(|l| width(l) <= columns), "{lines:?}");
+            let letters = |s: &str| s.chars().filter(|c| *c != ' ').collect::<String>();
+            prop_assert_eq!(letters(&lines.concat()), letters(&text));
         }
     }
 }

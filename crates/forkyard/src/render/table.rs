@@ -2,13 +2,17 @@
 
 use std::borrow::Cow;
 
-use super::plain::{fit, plain, width};
+use super::plain::{fit, plain, width, wrap};
 use super::style::{Color, Style};
 
 /// Between two columns.
 const GAP: usize = 2;
 /// The column that gives way is not made narrower than this before blocks are used instead.
 const MIN_FLEXIBLE: usize = 12;
+/// A block's value has at least this much room beside its title; else it stands below.
+const MIN_VALUE: usize = 8;
+/// Of what stands below a title.
+const BELOW: usize = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
@@ -56,12 +60,18 @@ impl<T: AsRef<str>> From<T> for Cell {
 pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
+    wraps: bool,
 }
 
 impl Table {
     /// The last column gives way where the width is short.
     pub fn new(columns: Vec<Column>) -> Table {
-        Table { columns, rows: Vec::new() }
+        Table { columns, rows: Vec::new(), wraps: false }
+    }
+
+    /// What does not fit into the last column goes on below it instead of being cut.
+    pub fn wraps(self) -> Table {
+        Table { wraps: true, ..self }
     }
 
     pub fn row(&mut self, cells: Vec<Cell>) {
@@ -103,6 +113,13 @@ impl Table {
         for row in std::iter::once(&titles).chain(&self.rows) {
             out.push_str(&self.line(row, &used, &widths, style));
             out.push('\n');
+            for more in self.rest(row, &used, &widths) {
+                let indent = total(&widths) - widths.last().expect("the first column is always used");
+                let last = &row[*used.last().expect("the first column is always used")];
+                out.push_str(&" ".repeat(indent));
+                out.push_str(&last.color.map_or(more.clone(), |c| style.paint(c, &more)));
+                out.push('\n');
+            }
         }
         out
     }
@@ -110,7 +127,11 @@ impl Table {
     fn line(&self, row: &[Cell], used: &[usize], widths: &[usize], style: &Style) -> String {
         let mut line = String::new();
         for (n, (i, w)) in used.iter().zip(widths).enumerate() {
-            let text = fit(&row[*i].text, *w);
+            let text = if self.wraps && n + 1 == used.len() {
+                wrap(&row[*i].text, *w).swap_remove(0)
+            } else {
+                fit(&row[*i].text, *w)
+            };
             let pad = " ".repeat(w - width(&text));
             let painted = row[*i].color.map_or(text.clone(), |c| style.paint(c, &text));
             if n > 0 {
@@ -126,16 +147,36 @@ impl Table {
         line.trim_end().to_string()
     }
 
+    /// Of the last column, what its first line has no room for.
+    fn rest(&self, row: &[Cell], used: &[usize], widths: &[usize]) -> Vec<String> {
+        match (used.last(), widths.last()) {
+            (Some(i), Some(w)) if self.wraps => {
+                wrap(&row[*i].text, *w).iter().skip(1).map(|l| l.trim_start().to_string()).collect()
+            }
+            _ => vec![],
+        }
+    }
+
     fn blocks(&self, used: &[usize], style: &Style) -> String {
         let mut out = String::new();
         for row in &self.rows {
             for (n, i) in used.iter().enumerate().filter(|(_, i)| !row[**i].text.is_empty()) {
                 let title = &self.columns[*i].title;
                 let indent = if n == 0 { "" } else { "  " };
-                let room = style.width.saturating_sub(width(title) + indent.len() + 1);
-                let text = fit(&row[*i].text, room);
-                let painted = row[*i].color.map_or(text.clone(), |c| style.paint(c, &text));
-                out.push_str(&format!("{indent}{} {painted}\n", style.paint(Color::Bold, title)));
+                let beside = width(title) + indent.len() + 1;
+                let room = style.width.saturating_sub(beside);
+                let fits = room >= MIN_VALUE || width(&row[*i].text) <= room;
+                let (hang, room) =
+                    if fits { (beside, room) } else { (BELOW, style.width.saturating_sub(BELOW)) };
+                out.push_str(&format!("{indent}{}", style.paint(Color::Bold, title)));
+                for (l, text) in wrap(&row[*i].text, room).iter().enumerate() {
+                    // What a space was broken at is no indent.
+                    let text = if l == 0 { text } else { text.trim_start() };
+                    let before = if l == 0 && fits { " ".into() } else { format!("\n{}", " ".repeat(hang)) };
+                    out.push_str(&before);
+                    out.push_str(&row[*i].color.map_or(text.to_string(), |c| style.paint(c, text)));
+                }
+                out.push('\n');
             }
         }
         out
@@ -174,8 +215,27 @@ mod tests {
         let style = Style { color: false, width: 20, height: Some(24) };
         assert_eq!(
             table().render(&style),
-            "Fork 0\n  Cost $1.25\nFork 10\n  Cost $0.5\n  Error it went wro…\n"
+            "Fork 0\n  Cost $1.25\nFork 10\n  Cost $0.5\n\
+             \x20 Error it went\n        wrong\\x1b[2J\n        in a long\n        way\n"
         );
+    }
+
+    #[test]
+    fn what_must_not_be_lost_goes_on_below() {
+        let style = Style { color: false, width: 26, height: Some(24) };
+        assert_eq!(
+            table().wraps().render(&style),
+            "Fork   Cost  Error\n0     $1.25\n10     $0.5  it went\n\
+             \x20            wrong\\x1b[2J\n             in a long way\n"
+        );
+        assert_eq!(table().wraps().render(&Style::PIPE), table().render(&Style::PIPE));
+        let letters = |s: &str| s.chars().filter(|c| !c.is_whitespace()).collect::<String>();
+        for columns in 20..80 {
+            let style = Style { color: false, width: columns, height: Some(24) };
+            let text = table().wraps().render(&style);
+            assert!(letters(&text).contains(&letters("it went wrong\\x1b[2J in a long way")), "{text}");
+            assert!(text.lines().all(|l| width(l) <= columns), "{columns}: {text}");
+        }
     }
 
     #[test]

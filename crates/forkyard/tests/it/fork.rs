@@ -16,6 +16,37 @@ fn a_run_ends_in_a_table_and_the_exit_status_says_what_came_of_it() {
 }
 
 #[test]
+fn a_score_that_fails_and_a_tie_are_told_with_the_ranking() {
+    let w = World::with_commit();
+    // Fork 0 has its score refused, forks 1 and 2 did the same.
+    let ran = w.fork(&["-f", "3", "--score", "grep -q two a.txt || exit 3; echo 7"]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("\nFork 0: score failed: exit 3\n"), "{}", ran.stdout);
+    let list = w.json(&["list", "--json"]);
+    let run = list["runs"][0]["id"].as_str().unwrap();
+    let status = w.json(&["status", run, "--json"]);
+    let reasons: Vec<&str> = status["ranking"]["order"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|r| r["reason"].as_str().unwrap())
+        .collect();
+    assert!(
+        reasons[0].starts_with("score 7, +1 -0 lines") && reasons[0].contains("(before fork "),
+        "{reasons:?}"
+    );
+    assert!(reasons[2].starts_with("score failed: exit 3, "), "{reasons:?}");
+    assert_eq!(status["results"][0]["score_error"], "exit 3");
+
+    let ran = w.fork(&["--score", "echo well done"]);
+    assert!(
+        ran.stdout.contains("Fork 0: score failed: its last line is no number: \"well done\""),
+        "{}",
+        ran.stdout
+    );
+}
+
+#[test]
 fn mistakes_are_found_before_anything_is_stored() {
     let w = World::with_commit();
     let model = w.model();
@@ -24,6 +55,14 @@ fn mistakes_are_found_before_anything_is_stored() {
         (&["fork", "-p", "x", "-m", "script:/nonexistent"], "/nonexistent"),
         (&["fork", "-p", "x", "-m", &model, "-b", "nope"], "nope"),
         (&["fork", "-p", "x", "-m", &model, "--engine", "nonsense"], "temporal"),
+        (
+            &["fork", "-p", "x", "-m", &model, "--engine", "temporal", "--log-dir", "logs"],
+            "--log-dir: Temporal's workers write the logs",
+        ),
+        (
+            &["fork", "-p", "x", "-m", &model, "--engine", "temporal", "--volume", "/nope:/x"],
+            "/nope is not a folder of this machine",
+        ),
         (&["fork", "-p", "x"], "ANTHROPIC_API_KEY"),
         (&["fork", "/nonexistent", "-p", "x"], "neither a folder nor a URL"),
     ] {
@@ -31,6 +70,12 @@ fn mistakes_are_found_before_anything_is_stored() {
         assert_eq!(ran.code, 2, "{args:?}: {}", ran.stderr);
         assert!(ran.stderr.contains(expected), "{args:?}: {}", ran.stderr);
     }
+    assert!(!w.repo().join("logs").exists(), "no folder is made for what is refused");
+    let server = ["--server", "http://localhost:1", "--log-dir", "logs"];
+    let args: Vec<&str> = ["fork", "-p", "x", "-m", &model].into_iter().chain(server).collect();
+    let ran = w.run_with(&args, &[("FORKYARD_TOKEN", "x")]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    assert!(ran.stderr.contains("--log-dir: a server writes the logs of its runs"), "{}", ran.stderr);
     assert_eq!(w.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 0);
 }
 

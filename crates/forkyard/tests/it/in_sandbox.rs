@@ -15,14 +15,14 @@ use super::docker_fixture::{Daemon, IMAGE};
 use super::serve::{PATIENCE, Server};
 
 /// A yard whose model is a server of the test, with a key that was never written anywhere before.
-struct Yard {
-    w: World,
-    model: ModelServer,
+pub struct Yard {
+    pub w: World,
+    pub model: ModelServer,
     key: String,
 }
 
 impl Yard {
-    async fn new(more: &str) -> Yard {
+    pub async fn new(more: &str) -> Yard {
         let w = World::with_commit();
         let model = ModelServer::start().await;
         let name = w.dir.path().file_name().unwrap().to_str().unwrap();
@@ -35,7 +35,7 @@ impl Yard {
         Yard { w, model, key }
     }
 
-    fn body(&self) -> Value {
+    pub fn body(&self) -> Value {
         json!({
             "repo": self.w.repo(), "prompt": "add a line", "model": "sonnet", "forks": 1, "budget_usd": 5,
             "sandbox": { "network": "none" }, "agent": { "in_sandbox": true },
@@ -43,7 +43,7 @@ impl Yard {
     }
 }
 
-async fn start(s: &Server, body: Value) -> String {
+pub async fn start(s: &Server, body: Value) -> String {
     let made = s.ask(Method::POST, "/api/v1/runs", Some(body), 201).await;
     made["id"].as_str().unwrap().to_string()
 }
@@ -63,7 +63,7 @@ async fn ended(s: &Server, run: &str) -> Value {
 }
 
 /// Results of tools that the model has been told.
-fn told(seen: &Seen) -> usize {
+pub fn told(seen: &Seen) -> usize {
     let blocks = seen.messages().iter().flat_map(|m| m["content"].as_array().into_iter().flatten());
     blocks.filter(|b| b["type"] == "tool_result").count()
 }

@@ -49,6 +49,7 @@ mod start;
 mod status;
 mod temporal;
 mod terminal;
+mod timeout;
 mod token;
 mod topology;
 mod trust;

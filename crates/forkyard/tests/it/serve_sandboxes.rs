@@ -1,7 +1,10 @@
 //! Sandboxes over the API: real ones.
 
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use bollard::query_parameters::ListContainersOptionsBuilder;
+use forkyard_sandbox::docker::WARM_LABEL;
 use futures::{SinkExt, StreamExt};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -9,6 +12,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use super::World;
+use super::docker_fixture::{Daemon, IMAGE};
 use super::observe::until;
 use super::serve::{PATIENCE, Server};
 
@@ -218,4 +222,72 @@ async fn a_terminal_over_a_websocket() {
     assert!(shown.contains("30 100") && shown.contains("42x"), "{shown}");
     assert_eq!(exit["exit_code"], 5);
     s.ask(Method::DELETE, "/api/v1/sandboxes/box1", None, 204).await;
+}
+
+/// Containers of the engine, by the names that they were made with; with `warm`, those that were started before somebody asked.
+async fn containers(daemon: &Daemon, warm: bool) -> BTreeSet<String> {
+    let label = format!("dev.forkyard.label.{WARM_LABEL}=ready");
+    let filters = HashMap::from([("label".to_string(), vec![label])]);
+    let mut options = ListContainersOptionsBuilder::default().all(true);
+    if warm {
+        options = options.filters(&filters);
+    }
+    let found = daemon.docker().unwrap().list_containers(Some(options.build())).await.unwrap();
+    found.into_iter().map(|c| c.labels.unwrap()["dev.forkyard.sandbox"].clone()).collect()
+}
+
+/// As many as are kept are ready, and which.
+async fn kept_ready(w: &World, daemon: &Daemon, count: usize) -> BTreeSet<String> {
+    let since = Instant::now();
+    while std::fs::read_dir(w.home().join("docker/ready")).map_or(0, Iterator::count) < count {
+        assert!(since.elapsed() < PATIENCE, "no containers are kept ready");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    containers(daemon, true).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn containers_that_are_kept_ready_become_sandboxes_and_go_with_the_server() {
+    let Some(daemon) = Daemon::start().await else { return };
+    let w = World::with_commit();
+    w.user_file(&format!("[docker]\nhost = {:?}\nwarm = 2\n", daemon.host()));
+    let create = async |s: &Server, id: &str| {
+        let body = json!({ "id": id, "provider": "docker", "image": IMAGE, "network": "none" });
+        s.ask(Method::POST, "/api/v1/sandboxes", Some(body), 201).await;
+    };
+    let remove = async |s: &Server, id: &str| {
+        s.ask(Method::DELETE, &format!("/api/v1/sandboxes/{id}"), None, 204).await;
+    };
+    let mut s = Server::start_with(&w, &["--port", "0", "--no-work"]);
+    // The first of its kind says what is wanted.
+    create(&s, "box1").await;
+    remove(&s, "box1").await;
+    let ready = kept_ready(&w, &daemon, 2).await;
+    assert_eq!(ready.len(), 2);
+    assert_eq!(s.get("/api/v1/sandboxes").await["sandboxes"], json!([]), "they are nobody's sandboxes");
+    create(&s, "box2").await;
+    let made_as = std::fs::read_link(w.home().join("docker/sandboxes/box2")).unwrap();
+    assert!(ready.contains(made_as.to_str().unwrap()), "{made_as:?} of {ready:?}");
+    let run = json!({ "command": ["sh", "-c", "echo in use > mark; cat mark"] });
+    let ran = s.ask(Method::POST, "/api/v1/sandboxes/box2/exec", Some(run), 200).await;
+    assert_eq!(ran["stdout"], "in use\n", "{ran}");
+
+    // What was taken stays; what waited goes.
+    let pid = rustix::process::Pid::from_child(&s.child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(s.child.wait().unwrap().success());
+    assert_eq!(containers(&daemon, false).await, BTreeSet::from([made_as.to_str().unwrap().to_string()]));
+
+    // A server that is killed takes nothing with it: the next sweep does.
+    s = Server::start_with(&w, &["--port", "0", "--no-work"]);
+    remove(&s, "box2").await;
+    create(&s, "box3").await;
+    remove(&s, "box3").await;
+    kept_ready(&w, &daemon, 2).await;
+    s.child.kill().unwrap();
+    s.child.wait().unwrap();
+    assert!(!containers(&daemon, true).await.is_empty());
+    let ran = w.run(&["cleanup", "--once"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert_eq!(containers(&daemon, false).await, BTreeSet::new());
 }

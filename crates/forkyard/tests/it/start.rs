@@ -72,6 +72,25 @@ fn forks_work_in_children_of_sandboxes_that_stay_as_they_are() {
 }
 
 #[test]
+fn a_sandbox_with_files_of_another_repository_is_refused() {
+    let w = world();
+    assert_eq!(w.run(&["sandbox", "create", "--network", "none", "--name", "box3"]).code, 0);
+    inside(&w, "box3", "mkdir src; echo x > src/main.c; echo y > Makefile");
+    let ran = w.fork(&["--sandbox", "box3"]);
+    assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("sandbox box3 holds other files than "), "{}", ran.stdout);
+    let details = "0 of 1 are there; found Makefile, src/main.c; expected a.txt\n";
+    assert!(ran.stdout.contains(details), "{}", ran.stdout);
+    // One that has nothing but a repository's own folder is no better.
+    inside(&w, "box3", "rm -r src Makefile; git init -q");
+    let ran = w.fork(&["--sandbox", "box3"]);
+    assert!(ran.code == 1 && ran.stdout.contains("found no files; expected a.txt\n"), "{}", ran.stdout);
+    inside(&w, "box3", "rm -r .git");
+    assert_eq!(w.fork(&["--sandbox", "box3"]).code, 0);
+    assert_eq!(w.run(&["sandbox", "rm", "box3"]).code, 0);
+}
+
+#[test]
 fn forks_start_from_a_snapshot() {
     let w = world();
     assert_eq!(w.run(&["sandbox", "create", "--network", "none", "--name", "box1"]).code, 0);

@@ -36,6 +36,64 @@ fn what_is_not_there_is_named_with_a_way_on() {
     assert!(ran.stderr.contains("has no fork 7"), "{}", ran.stderr);
 }
 
+/// Whoever only looks need not name the one run that can be meant; whoever changes something has to.
+#[test]
+fn without_a_name_it_is_the_one_under_way_or_the_newest() {
+    let w = World::with_commit();
+    let looking = [
+        &["status"][..],
+        &["logs"],
+        &["events"],
+        &["events", "--compare"],
+        &["diff"],
+        &["compare"],
+        &["replay", "--speed", "0"],
+    ];
+    for args in looking {
+        let ran = w.run(args);
+        let none =
+            "error: there is no run yet\nhint: start one with `forkyard fork`, or see `forkyard demo`\n";
+        assert_eq!((ran.code, ran.stderr.as_str()), (2, none), "{args:?}");
+    }
+    let other = World::with_commit();
+    let (repo, model) = (other.repo().display().to_string(), w.model());
+    let theirs = ["fork", repo.as_str(), "-p", "x", "-m", &model, "--network", "none"];
+    let (older, newest) = (w.ended(&[]), w.ended(&["-f", "2"]));
+    assert_eq!(w.run(&theirs).code, 0);
+    let status = w.json(&["status", &newest, "--json"]);
+    let best = format!("{newest}/{}", status["ranking"]["order"][0]["fork"]);
+    for args in looking {
+        let ran = w.run(args);
+        // A session is one fork's: that of the best.
+        let name = if args[0] == "replay" { &best } else { &newest };
+        let named = w.run(&[&[args[0], name.as_str()], &args[1..]].concat());
+        assert_eq!((ran.code, &ran.stdout), (0, &named.stdout), "{args:?}");
+        // Another repository's newer run is not meant.
+        assert_eq!(ran.stderr, format!("run {newest}: the newest of this repository\n"), "{args:?}");
+    }
+    for args in [&["cancel"][..], &["apply"], &["pause"], &["resume"], &["add"], &["message"]] {
+        let ran = w.run(args);
+        assert_eq!(ran.code, 2, "{args:?}");
+        assert!(ran.stderr.contains("required arguments were not provided"), "{args:?}: {}", ran.stderr);
+    }
+    // One that is under way is meant before any that has ended, and of two neither.
+    let live = w.started();
+    let ran = w.run(&["status"]);
+    assert_eq!(ran.stderr, format!("run {live}: the one of this repository that is under way\n"));
+    let ran = w.run(&["diff"]);
+    assert_eq!(ran.code, 2);
+    let hint = format!("run {live} has no best fork yet\nhint: name one of its forks: {live}/0, {live}/1\n");
+    assert!(ran.stderr.ends_with(&hint), "{}", ran.stderr);
+    let second = w.started();
+    let ran = w.run(&["status"]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.starts_with("error: 2 runs of this repository are under way: "), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&live) && ran.stderr.contains(&second) && !ran.stderr.contains(&older));
+    for run in [live, second] {
+        assert_eq!(w.run(&["cancel", &run]).code, 0);
+    }
+}
+
 /// Forks at work are shown as far as they are, those that wait too, and a run that nobody drives says so.
 #[test]
 fn a_live_run_is_shown_as_it_is() {

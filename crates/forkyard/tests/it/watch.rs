@@ -99,5 +99,5 @@ fn a_pipe_is_told_what_to_use_instead() {
     ");
     let mut t = Terminal::start(&w, &["watch"], (80, 20));
     assert_eq!(t.end().code(), Some(2));
-    t.wait_for("there is no run to watch");
+    t.wait_for("there is no run yet");
 }

@@ -25,6 +25,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::post;
 use axum::serve::ListenerExt;
+use futures::StreamExt;
 use serde_json::{Value, json};
 
 pub use cache::{PromptCache, count_tokens};
@@ -95,6 +96,7 @@ struct Inner {
     issued: check::Issued,
     counts: bool,
     serial: u64,
+    open: usize,
 }
 
 #[derive(Clone, Default)]
@@ -103,6 +105,22 @@ struct Shared(Arc<Mutex<Inner>>);
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// A request that somebody still waits for.
+struct Open(Shared);
+
+impl Open {
+    fn new(shared: &Shared) -> Open {
+        shared.lock().open += 1;
+        Open(shared.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.lock().open -= 1;
     }
 }
 
@@ -162,6 +180,10 @@ impl ModelServer {
     pub fn all_seen(&self) -> Vec<Seen> {
         self.shared.lock().seen.clone()
     }
+    /// Requests for messages whose client waits, for an answer or for its rest.
+    pub fn open(&self) -> usize {
+        self.shared.lock().open
+    }
     /// What was charged: every answer that began, also those that were cut. In the order of their beginning.
     pub fn bills(&self) -> Vec<Bill> {
         self.shared.lock().bills.clone()
@@ -198,6 +220,7 @@ fn arrive(shared: &Shared, seen: &Seen) -> Reply {
 }
 
 async fn messages(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
+    let open = Open::new(&shared);
     let seen = record("/v1/messages", &headers, &body);
     let checked = check::anthropic(&seen, &shared.lock().issued);
     if let Err(problem) = checked {
@@ -224,10 +247,16 @@ async fn messages(State(shared): State<Shared>, headers: HeaderMap, body: Bytes)
         inner.bills.push(bill);
     }
     let request_id = format!("req_{message_id}");
-    stream::respond(reply, frames, &request_id, move |begun| {
+    let response = stream::respond(reply, frames, &request_id, move |begun| {
         if begun {
             shared.lock().cache.keep(&seen.body);
         }
+    });
+    // Goes with the body, whoever ends it.
+    response.map(|body| {
+        Body::from_stream(body.into_data_stream().inspect(move |_| {
+            let _ = &open;
+        }))
     })
 }
 
