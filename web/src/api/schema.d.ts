@@ -3316,7 +3316,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/octet-stream": number[];
+                    "application/octet-stream": string;
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -3486,7 +3486,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/octet-stream": number[];
+                    "application/octet-stream": string;
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -3625,7 +3625,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/octet-stream": number[];
+                    "application/octet-stream": string;
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -4174,7 +4174,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/octet-stream": number[];
+                    "application/octet-stream": string;
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -4203,7 +4203,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/octet-stream": number[];
+                "application/octet-stream": string;
             };
         };
         responses: {
@@ -5141,7 +5141,7 @@ export interface operations {
                 };
                 content: {
                     "application/json": unknown;
-                    "text/event-stream": string;
+                    "text/event-stream": components["schemas"]["SseMessage"];
                 };
             };
             /** @description What is wrong, by a stable code */
