@@ -8,6 +8,11 @@ pub mod result;
 pub mod run;
 pub mod sandbox;
 
+/// Bytes as they are.
+#[derive(utoipa::ToSchema)]
+#[schema(value_type = String, format = Binary)]
+pub struct Raw(pub Vec<u8>);
+
 /// A closed set of words, the same as the core's. The style is a `tt`: as a `literal` derives would not see into it.
 macro_rules! mirror {
     ($(#[$meta:meta])* $name:ident of $core:ty, $style:tt { $($case:ident),+ $(,)? }) => {

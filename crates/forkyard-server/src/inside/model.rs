@@ -17,6 +17,7 @@ use utoipa::ToSchema;
 
 use super::Inside;
 use super::rate::Class;
+use crate::dto::event::SseMessage;
 use crate::error::{ApiError, Code};
 use crate::extract::Json;
 
@@ -137,7 +138,7 @@ fn asked(headers: &HeaderMap, body: Result<Bytes, BytesRejection>) -> Result<Ask
 #[utoipa::path(post, path = "/v1/messages", tag = "worker", security(("sandbox" = [])),
     request_body(content = serde_json::Value, content_type = "application/json"),
     responses((status = 200, description = "The provider's answer, as it came",
-        content((serde_json::Value = "application/json"), (String = "text/event-stream")))))]
+        content((serde_json::Value = "application/json"), (SseMessage = "text/event-stream")))))]
 pub(super) async fn messages(
     State(inside): State<Inside>,
     Extension(claims): Extension<Claims>,

@@ -12,6 +12,7 @@ use tokio_util::io::StreamReader;
 use super::private;
 use crate::App;
 use crate::access::Principal;
+use crate::dto::Raw;
 use crate::dto::sandbox::{Folder, ListFiles, ReadFile, RemoveFile, WriteFile};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
@@ -47,7 +48,7 @@ pub(super) async fn list_files(
 
 /// A file's bytes, or a part of them.
 #[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/files/content", tag = "sandboxes", params(("sandbox" = String, Path), ReadFile),
-    security(("token" = ["read"])), responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>)))]
+    security(("token" = ["read"])), responses((status = 200, content_type = "application/octet-stream", body = inline(Raw))))]
 pub(super) async fn read_file(
     State(app): State<App>,
     Extension(by): Extension<Principal>,
@@ -66,7 +67,7 @@ pub(super) async fn read_file(
 
 /// Replaces a file as a whole; folders on its way are made.
 #[utoipa::path(put, path = "/api/v1/sandboxes/{sandbox}/files/content", tag = "sandboxes", params(("sandbox" = String, Path), WriteFile),
-    request_body(content = Vec<u8>, content_type = "application/octet-stream"),
+    request_body(content = inline(Raw), content_type = "application/octet-stream"),
     security(("token" = ["steer"])), responses((status = 204)))]
 pub(super) async fn write_file(
     State(app): State<App>,

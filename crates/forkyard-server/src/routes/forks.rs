@@ -19,6 +19,7 @@ use serde_json::json;
 use super::runs::command;
 use crate::App;
 use crate::access::Principal;
+use crate::dto::Raw;
 use crate::dto::event::{Event, EventPage};
 use crate::dto::fork::{Checkpoint, Checkpoints, Commits, Fork, ForkList, Interrupt, Message, Queued};
 use crate::dto::result::{
@@ -223,7 +224,7 @@ fn only_below(summary: &mut DiffSummary, path: &str) {
 /// The result's commits and all that is new in them, as a git pack: `git index-pack --stdin` takes it where the base is.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/pack", tag = "forks",
     params(("run" = String, Path), ("fork" = u32, Path)), security(("token" = ["read"])),
-    responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>)))]
+    responses((status = 200, content_type = "application/octet-stream", body = inline(Raw))))]
 pub(super) async fn fork_pack(State(app): State<App>, Path(at): Path<At>) -> Result<Response> {
     let (_, _, o) = outcome(&app, &at).await?;
     let pack = app.parts().git.pack(&o.repo, &o.base, &o.commit).await?;
@@ -244,7 +245,7 @@ pub(super) async fn fork_commits(State(app): State<App>, Path(at): Path<At>) -> 
 /// One file that was captured beside the diff, as it is.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/captured/content", tag = "forks",
     params(("run" = String, Path), ("fork" = u32, Path), FileContent), security(("token" = ["read"])),
-    responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>)))]
+    responses((status = 200, content_type = "application/octet-stream", body = inline(Raw))))]
 pub(super) async fn captured_file(
     State(app): State<App>,
     Path(at): Path<At>,
@@ -281,7 +282,7 @@ pub(super) async fn fork_files(
 /// One file of a result, as it is.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/forks/{fork}/files/content", tag = "forks",
     params(("run" = String, Path), ("fork" = u32, Path), FileContent), security(("token" = ["read"])),
-    responses((status = 200, content_type = "application/octet-stream", body = Vec<u8>)))]
+    responses((status = 200, content_type = "application/octet-stream", body = inline(Raw))))]
 pub(super) async fn fork_file(
     State(app): State<App>,
     Path(at): Path<At>,

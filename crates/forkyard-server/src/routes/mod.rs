@@ -150,3 +150,27 @@ pub fn openapi() -> serde_json::Value {
 pub(crate) async fn nowhere() -> ApiError {
     ApiError::new(Code::NotFound, "there is nothing at this address").hint("see /api/v1/docs")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_described_as_bytes() {
+        let described = openapi();
+        let operations =
+            described["paths"].as_object().unwrap().values().flat_map(|i| i.as_object().unwrap());
+        let mut bodies = 0;
+        for (_, operation) in operations {
+            let answers = operation["responses"].as_object().unwrap().values();
+            for body in answers.chain(operation.get("requestBody")) {
+                if let Some(content) = body["content"].get("application/octet-stream") {
+                    let schema = &content["schema"];
+                    assert_eq!((&schema["type"], &schema["format"]), (&"string".into(), &"binary".into()));
+                    bodies += 1;
+                }
+            }
+        }
+        assert_eq!(bodies, 5);
+    }
+}

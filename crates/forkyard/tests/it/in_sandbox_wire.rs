@@ -14,11 +14,11 @@ use forkyard_core::policy::PolicyConfig;
 use forkyard_core::run::Run;
 use forkyard_core::spec::RunSpec;
 use forkyard_core::view::{ForkView, Lifecycle, View};
-use forkyard_core::{Attempt, HostId, Millis, RunId, SandboxId, Timestamp, Usd};
+use forkyard_core::{Attempt, HostId, Millis, RunId, SandboxId, Usd};
 use forkyard_engine::clock::Clock;
 use forkyard_engine::inside::{Claims, TOKEN_LIFETIME, TaskData, Tokens};
 use forkyard_engine::log;
-use forkyard_store::{Append, CreateRun, NewEvent, Source, StreamId};
+use forkyard_store::CreateRun;
 use serde_json::json;
 use test_support::model_server::{ModelServer, Reply};
 use tokio::net::TcpListener;
@@ -26,6 +26,9 @@ use tokio::net::TcpListener;
 use super::World;
 use super::serve::Server;
 
+/// Of [`at_work`].
+pub const RUN: &str = "rwire";
+pub const SANDBOX: &str = "s1";
 const KEY: &str = "sk-ant-api03-of-the-wire-test";
 /// Heartbeats that a gateway answers.
 const LOST_BEATS: usize = 3;
@@ -87,18 +90,17 @@ async fn pass(State((line, to)): State<(Line, String)>, request: Request) -> Res
     response
 }
 
-/// A run with one fork at work in a sandbox `s1`, as a driver would write it.
-async fn at_work(w: &World) -> (String, Tokens) {
+/// A run with one fork at work in a sandbox `s1`, as its driver would have written it, though nobody drives it: the token of
+/// that sandbox.
+pub async fn at_work(w: &World) -> String {
     let url = w.home().join("forkyard.db").display().to_string();
     let store = forkyard_store::open(&url).await.unwrap();
     let host = HostId::new(std::fs::read_to_string(w.home().join("host-id")).unwrap().trim()).unwrap();
     let tokens = Tokens::open(store.clone(), host, &w.home()).unwrap();
-    let (id, now) = (RunId::new("rwire").unwrap(), Clock::system().now());
-    let (run, step) = Run::submit(now, id.clone(), RunSpec::new("/r", "do it", "sonnet", 1));
-    let events = step.events.iter().map(|e| log::stored(now, e, None)).collect();
-    store.create_run(CreateRun { run: id.clone(), key: None, events, views: run.views() }).await.unwrap();
-    let lease = store.acquire(&id, "test", Duration::from_secs(3600)).await.unwrap().unwrap();
-    let sandbox = SandboxId::new("s1").unwrap();
+    let (id, sandbox) = (RunId::new(RUN).unwrap(), SandboxId::new(SANDBOX).unwrap());
+    let now = Clock::system().now();
+    let spec = RunSpec::new(w.repo().display().to_string(), "do it", "sonnet", 1);
+    let (run, step) = Run::submit(now, id.clone(), spec);
     let fork = ForkView {
         run: id.clone(),
         fork: 0,
@@ -123,25 +125,11 @@ async fn at_work(w: &World) -> (String, Tokens) {
         ended_at: None,
         error: None,
     };
-    let noted = NewEvent {
-        kind: "test.noted".into(),
-        version: 1,
-        at: Timestamp(2),
-        source: Source::System,
-        sandbox: None,
-        data: json!({}),
-    };
-    let append = Append {
-        stream: StreamId::Run(id.clone()),
-        lease: lease.token,
-        expected: 1,
-        events: vec![noted],
-        views: vec![View::Fork(fork)],
-        consume: vec![],
-    };
-    store.append(append).await.unwrap();
+    let events = step.events.iter().map(|e| log::stored(now, e, None)).collect();
+    let views = run.views().into_iter().chain([View::Fork(fork)]).collect();
+    store.create_run(CreateRun { run: id.clone(), key: None, events, views }).await.unwrap();
     let claims = Claims { sandbox, run: id, fork: 0, attempt: Attempt(1), expires_at: now + TOKEN_LIFETIME };
-    (tokens.issue(&claims).await.unwrap(), tokens)
+    tokens.issue(&claims).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,16 +140,16 @@ async fn what_is_sent_twice_counts_once_and_a_gateways_errors_are_borne() {
     model.push(Reply::tool("Bash", json!({ "command": "true" })));
     model.push(Reply::text("Done."));
     let s = Server::start_with(&w, &["--port", "0", "--no-work"]);
-    let (token, _tokens) = at_work(&w).await;
+    let token = at_work(&w).await;
     let line = Line::default();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let routes = axum::Router::new().fallback(pass).with_state((line.clone(), s.url.clone()));
     tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
 
-    let mut config = AgentConfig::new(RunId::new("rwire").unwrap(), 0, Attempt(1), "sonnet", "do it");
+    let mut config = AgentConfig::new(RunId::new(RUN).unwrap(), 0, Attempt(1), "sonnet", "do it");
     config.heartbeat = Duration::from_millis(200);
-    let task = TaskData::new(SandboxId::new("s1").unwrap(), &config, PolicyConfig::default());
+    let task = TaskData::new(SandboxId::new(SANDBOX).unwrap(), &config, PolicyConfig::default());
     let dir = w.dir.path().join("worker");
     let done = tokio::process::Command::new(env!("CARGO_BIN_EXE_forkyard"))
         .args(["worker", "--in-sandbox"])
@@ -177,7 +165,7 @@ async fn what_is_sent_twice_counts_once_and_a_gateways_errors_are_borne() {
         .unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
 
-    let page = s.get("/api/v1/runs/rwire/events?limit=500&types=agent.*,worker.*").await;
+    let page = s.get(&format!("/api/v1/runs/{RUN}/events?limit=500&types=agent.*,worker.*")).await;
     let events = page["events"].as_array().unwrap();
     let kinds: Vec<&str> =
         events.iter().map(|e| e["type"].as_str().unwrap()).filter(|k| *k != "agent.heartbeat").collect();
