@@ -3,10 +3,10 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use forkyard_core::SandboxId;
 use forkyard_core::view::{ForkView, Lifecycle, RunView};
+use forkyard_core::{ForkNum, SandboxId};
 use forkyard_engine::inside::Claims;
-use forkyard_engine::ports::MessageKind;
+use forkyard_engine::ports::{MessageKind, StoredText};
 use forkyard_store::{AuditQuery, EventQuery, Recorded, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -27,20 +27,31 @@ const DEFAULT_LIMIT: u32 = 100;
 const MAX_OFFSET: usize = 100_000;
 
 impl App {
-    /// The fork that a sandbox works for, also when the sandbox is gone.
-    async fn fork_of(&self, sandbox: &str) -> Result<(RunView, ForkView)> {
+    /// The run that a sandbox is of, and the fork that works in it, also when the sandbox is gone.
+    pub(super) async fn whose(&self, sandbox: &str) -> Result<(String, Option<ForkNum>)> {
         let id = App::sandbox_id(sandbox)?;
-        let missing = || ApiError::new(Code::SandboxNotFound, format!("no fork works in a sandbox {id}"));
+        let missing = || ApiError::new(Code::SandboxNotFound, format!("no run has a sandbox {id}"));
         let labels = self.parts().sandboxes.find(&id).await.map(|(_, info)| info.labels).unwrap_or_default();
-        let (run, fork) = match (labels.get("run"), labels.get("fork").and_then(|n| n.parse().ok())) {
-            (Some(run), Some(fork)) => (run.clone(), fork),
-            (None, _) | (_, None) => {
+        match (labels.get("run"), labels.get("fork").and_then(|n| n.parse().ok())) {
+            (Some(run), Some(fork)) => Ok((run.clone(), Some(fork))),
+            (run, _) => {
                 let query = EventQuery { limit: 1, newest_first: true, ..Default::default() };
                 let events = self.store().read_sandbox(&id, &query).await?;
-                let stream = &events.first().ok_or_else(missing)?.stream;
-                (stream.run().to_string(), stream.fork().ok_or_else(missing)?)
+                match (events.first().map(|e| &e.stream), run) {
+                    (Some(stream), _) => Ok((stream.run().to_string(), stream.fork())),
+                    (None, Some(run)) => Ok((run.clone(), None)),
+                    (None, None) => Err(missing()),
+                }
             }
-        };
+        }
+    }
+
+    /// The fork that a sandbox works for, also when the sandbox is gone.
+    async fn fork_of(&self, sandbox: &str) -> Result<(RunView, ForkView)> {
+        let missing =
+            || ApiError::new(Code::SandboxNotFound, format!("no fork works in a sandbox {sandbox}"));
+        let (run, fork) = self.whose(sandbox).await?;
+        let fork = fork.ok_or_else(missing)?;
         let run = self.run(&run).await.map_err(|_| missing())?;
         let fork = self.fork(&run, fork).await.map_err(|_| missing())?;
         Ok((run, fork))
