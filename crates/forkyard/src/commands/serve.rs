@@ -126,18 +126,12 @@ impl ServeArgs {
                 yard.engine.work(ProcessKind::Server, stop.clone()).await;
             }
         };
-        let tidying = async {
-            match s.retention_runs {
-                Some(age) => gc::keep_for(yard, age).await,
-                None => std::future::pending().await,
-            }
-        };
         let serving =
             async { tokio::join!(forkyard_server::serve(listener, app.router(), tls, stop.clone()), work) };
         let until_stopped = async {
             tokio::select! {
                 _ = serving => {}
-                () = tidying => {}
+                () = gc::keep_in_time(yard) => {}
                 () = app.keep_figures() => {}
             }
         };
