@@ -7,6 +7,7 @@ pub mod fork;
 pub mod result;
 pub mod run;
 pub mod sandbox;
+pub mod token;
 
 /// A closed set of words, the same as the core's. The style is a `tt`: as a `literal` derives would not see into it.
 macro_rules! mirror {

@@ -117,6 +117,7 @@ fn all() -> OpenApiRouter<App> {
         .routes(routes!(tokens::revoke_token))
         .routes(routes!(audit::read_audit))
         .routes(routes!(chores::cleanup))
+        .routes(routes!(chores::stop_cleanup))
         .routes(routes!(chores::gc))
         .merge(inside::described())
 }
