@@ -29,6 +29,8 @@ use crate::stream::{Filter, Line, Tail, Told};
 const MAX_RUNS: usize = 200;
 /// What is on its way to one client; what it does not take stays in the store.
 const ON_THE_WAY: usize = 64;
+/// Where some runs are left out, this often for one that can be watched now.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const PING: Duration = Duration::from_secs(30);
 /// A client that takes nothing for this long is gone.
 const SEND: Duration = Duration::from_secs(60);
@@ -347,7 +349,11 @@ async fn follow_all(app: App, with_live: bool, wanted: Wanted, filter: Filter, t
             Err(e) => tracing::warn!("runs could not be listed: {e}"),
         }
         first = false;
-        watch.changed().await;
+        tokio::select! {
+            () = watch.changed() => {}
+            // One that ended may have been told to its end only after the last look.
+            () = tokio::time::sleep(LOOK_AGAIN), if said => {}
+        }
         // Changes come in bursts; new runs do not.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

@@ -172,7 +172,14 @@ impl Chores for OfMachine {
         Box::pin(async move { cleanup::once(&self.0, max_age, dry_run).await.map_err(undone) })
     }
     fn stop_cleanup(&self, engine: EngineKind) -> BoxFuture<'_, ApiResult<CleanupStopped>> {
-        Box::pin(async move { cleanup::stop(&self.0, engine).await.map_err(undone) })
+        Box::pin(async move {
+            // Where its own runs are not there, nobody has said which service it would be.
+            if engine == EngineKind::Temporal && self.0.settings.engine != EngineKind::Temporal {
+                return Err(ApiError::new(Code::Unsupported, "this server knows of no Temporal service")
+                    .hint("stop it on a host with a worker, or set engine.kind and temporal.address for the server"));
+            }
+            cleanup::stop(&self.0, engine).await.map_err(undone)
+        })
     }
     fn gc(&self, older_than: Millis, dry_run: bool) -> BoxFuture<'_, ApiResult<Freed>> {
         Box::pin(async move { gc::collect(&self.0, older_than, dry_run).await.map_err(undone) })

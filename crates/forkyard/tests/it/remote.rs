@@ -446,6 +446,8 @@ fn a_cleanup_is_stopped_on_the_server() {
     });
     assert!(cleanup.wait().unwrap().success());
     assert!(said.next().unwrap().unwrap().contains("sandboxes removed so far"));
+    let none = p.remote(&["stop-cleanup", "--engine", "temporal"]);
+    assert!(none.code == 1 && none.stderr.contains("knows of no Temporal service"), "{}", none.stderr);
     let (here, there) = (p.remote(&["stop-cleanup"]), p.there.run(&["stop-cleanup"]));
     assert_eq!((here.code, here.stdout), (0, there.stdout));
 }

@@ -155,10 +155,10 @@ async fn whoever_steers_at_the_machine_itself_is_in_the_audit_trail_too() {
     let w = World::with_commit();
     let s = Server::start(&w);
     let run = w.started();
+    event(&s, &run, "agent.tool_use", 2).await;
     let fork = format!("{run}/0");
     let sandbox = async |n: u32| {
-        let at = format!("/api/v1/runs/{run}/forks/{n}");
-        let fork = s.until(&at, |f| f["sandbox_id"].is_string() && f["lifecycle"] == "running").await;
+        let fork = s.get(&format!("/api/v1/runs/{run}/forks/{n}")).await;
         fork["sandbox_id"].as_str().unwrap().to_string()
     };
     let (first, second) = (sandbox(0).await, sandbox(1).await);
