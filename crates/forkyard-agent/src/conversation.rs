@@ -5,7 +5,7 @@ use forkyard_core::pricing::Usage;
 
 use crate::event::{AgentEvent, AssistantMessage, Completed, JournalEntry, ToolCompleted, ToolUse};
 use crate::inference::{Block, Message, RawJson, Role, StopReason};
-use crate::ports::{CheckpointInfo, MessageKind};
+use crate::ports::{CheckpointInfo, MessageKind, Speaker};
 
 /// Times in a row that a model whose answer was cut is asked to go on.
 pub(crate) const MAX_CUTS: u32 = 2;
@@ -106,10 +106,10 @@ impl Conversation {
                 }
             }
             AgentEvent::ToolCompleted(completed) => self.completed(completed),
-            AgentEvent::MessageInjected { kind, content, .. } => {
+            AgentEvent::MessageInjected { kind, source, content, .. } => {
                 self.ended = None;
                 self.held |= kind.holds_calls();
-                self.said.push(injected_text(*kind, content));
+                self.said.push(injected_text(*kind, *source, content));
             }
             AgentEvent::Compacted { summary, .. } => {
                 self.messages.truncate(1);
@@ -128,7 +128,7 @@ impl Conversation {
             }
             AgentEvent::Resumed(resumed) => {
                 if let Some(message) = &resumed.message {
-                    self.said.push(injected_text(MessageKind::System, message));
+                    self.said.push(injected_text(MessageKind::System, None, message));
                 }
                 if resumed.rewound_to.is_some() {
                     self.ended = None;
@@ -184,7 +184,7 @@ impl Conversation {
         self.cuts = if cut { self.cuts + 1 } else { 0 };
         if cut && self.cuts <= MAX_CUTS {
             let note = "Your last answer was cut at its length limit. Go on where it ends, in smaller steps.";
-            self.said.push(injected_text(MessageKind::System, note));
+            self.said.push(injected_text(MessageKind::System, None, note));
         }
         // The API takes no empty message back.
         if !message.content.is_empty() {
@@ -228,10 +228,14 @@ pub(crate) fn text_of(content: &[Block]) -> String {
 }
 
 /// Who speaks is said in words: a model can't see a message's source otherwise.
-fn injected_text(kind: MessageKind, content: &str) -> String {
+fn injected_text(kind: MessageKind, source: Option<Speaker>, content: &str) -> String {
     let who = match kind {
         MessageKind::UserMessage => "Message from the user",
-        MessageKind::Interrupt => "The user interrupted the work",
+        MessageKind::Interrupt => match source {
+            Some(Speaker::User) | None => "The user interrupted the work",
+            Some(Speaker::Guardian) => "The supervisor of this task interrupted the work",
+            Some(Speaker::System) => "The system interrupted the work",
+        },
         MessageKind::GuardianNudge => "Guidance from the supervisor of this task",
         MessageKind::System => "Note from the system",
     };

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::inference::{Block, RawJson, ResultPart, StopReason};
 use crate::outcome::Stop;
-use crate::ports::{CheckpointInfo, MessageId, MessageKind};
+use crate::ports::{CheckpointInfo, MessageId, MessageKind, Priority, Speaker};
 
 /// The version that this program writes. All kinds share it.
 pub const EVENT_VERSION: u16 = 1;
@@ -48,7 +48,16 @@ pub enum AgentEvent {
     #[serde(rename = "agent.file_edited")]
     FileEdited(FileEdited),
     #[serde(rename = "agent.message_injected")]
-    MessageInjected { message_id: MessageId, kind: MessageKind, content: String, turn: u32 },
+    MessageInjected {
+        message_id: MessageId,
+        kind: MessageKind,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        source: Option<Speaker>,
+        #[serde(default, skip_serializing_if = "Priority::is_normal")]
+        priority: Priority,
+        content: String,
+        turn: u32,
+    },
     #[serde(rename = "agent.interrupted")]
     Interrupted {
         turn: u32,

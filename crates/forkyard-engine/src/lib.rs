@@ -14,6 +14,7 @@ pub mod models;
 pub mod ports;
 pub mod results;
 pub mod sandboxes;
+pub mod steer;
 pub mod sweep;
 
 use async_trait::async_trait;

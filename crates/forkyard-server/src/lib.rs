@@ -7,6 +7,7 @@
 pub mod access;
 mod assets;
 mod audit;
+mod bodies;
 pub mod chores;
 pub mod dto;
 pub mod error;

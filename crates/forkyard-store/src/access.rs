@@ -9,6 +9,9 @@ use crate::{Result, StoreError, check};
 /// Tokens and sessions that a store keeps. Sessions that have expired make room.
 pub const MAX_TOKENS: usize = 10_000;
 
+/// Entries of the audit trail that are removed by one call: others wait no longer for it than for any write.
+pub const FORGET_AT_ONCE: usize = 1000;
+
 /// What a token may do; each includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -66,7 +66,7 @@ macro_rules! conformance {
                 followers_hear_which_runs_changed, sandboxes_are_found_by_state,
                 blobs_are_kept, only_ended_runs_are_deleted, deleting_takes_all_of_a_run, watchers_hear_of_everything,
                 watchers_of_one_run_sleep_through_others, a_store_has_an_identity, journal_length_counts_all_attempts;
-            access: tokens_are_kept_and_revoked, old_sessions_are_forgotten, deeds_are_read_newest_first;
+            access: tokens_are_kept_and_revoked, old_sessions_are_forgotten, what_is_over_is_forgotten_in_time, deeds_are_read_newest_first;
             values: hostile_text_round_trips, numbers_round_trip, too_much_is_refused, odd_names_are_kept_or_refused,
                 a_full_sized_event_is_stored;
         );

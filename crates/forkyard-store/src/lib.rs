@@ -186,7 +186,12 @@ pub trait Access {
     /// With the sessions that it opened. Ok if it was revoked before.
     async fn revoke_token(&self, id: &str, at: Timestamp) -> Result<()>;
 
+    /// Forgets tokens that were revoked or have expired before then, with their sessions: how many.
+    async fn forget_tokens(&self, before: Timestamp) -> Result<u64>;
+
     async fn put_audit(&self, deed: Deed) -> Result<u64>;
+    /// Forgets what was done before then, at most [`FORGET_AT_ONCE`] of the oldest: how many.
+    async fn forget_deeds(&self, before: Timestamp) -> Result<u64>;
     /// Newest first.
     async fn audit(&self, query: &AuditQuery) -> Result<Vec<AuditEntry>>;
 }

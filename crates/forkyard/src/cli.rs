@@ -49,12 +49,16 @@ pub struct Global {
     /// Set any setting for this command; `forkyard config` lists them.
     #[arg(long = "set", global = true, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Work on the runs and sandboxes of another Forkyard: where its `forkyard serve` is. FORKYARD_TOKEN is the token for it.
+    /// Work on the runs and sandboxes of another Forkyard: where its `forkyard serve` is. FORKYARD_TOKEN is the token for it. Commands
+    /// that are about this machine alone refuse it.
     #[arg(long, global = true, value_name = "URL")]
     pub server: Option<String>,
     /// Leave the project's own forkyard.toml out.
     #[arg(long, global = true)]
     pub no_project_file: bool,
+    /// The command is about this machine, whatever server the settings name.
+    #[arg(skip)]
+    pub here: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -90,6 +94,44 @@ pub enum Command {
     Completions(commands::completions::CompletionsArgs),
 }
 
+impl Command {
+    /// Why it works on this machine alone; None: on a server as well. The reference and the guide list these.
+    fn only_here(&self) -> Option<&'static str> {
+        match self {
+            Command::Demo(_) => Some("a demo shows what this machine can do"),
+            Command::Worker(_) => Some("a worker lends this machine to runs"),
+            Command::Serve(_) => Some("it serves this machine"),
+            Command::Bench(_) => Some("it measures this machine"),
+            Command::Trust(_) => Some("a project's file is trusted on the machine that reads it"),
+            Command::Completions(_) => Some("completions are for this machine's shell"),
+            Command::Doctor(args) if args.attack => Some("attacks are made on this machine's own sandboxes"),
+            Command::Doctor(_)
+            | Command::Fork(_)
+            | Command::Status(_)
+            | Command::List(_)
+            | Command::Watch(_)
+            | Command::Logs(_)
+            | Command::Events(_)
+            | Command::Diff(_)
+            | Command::Compare(_)
+            | Command::Apply(_)
+            | Command::Message(_)
+            | Command::Pause(_)
+            | Command::Resume(_)
+            | Command::Cancel(_)
+            | Command::Add(_)
+            | Command::Replay(_)
+            | Command::Token(_)
+            | Command::Run(_)
+            | Command::Cleanup(_)
+            | Command::StopCleanup(_)
+            | Command::Gc(_)
+            | Command::Sandbox(_)
+            | Command::Config(_) => None,
+        }
+    }
+}
+
 /// Whether a sandbox of this machine will be made, whatever else the command line says. Asked before that is read, since what
 /// sandboxes come from can start meanwhile; a wrong answer costs a little time and nothing else.
 pub fn expects_sandbox(args: &[OsString], env: &BTreeMap<String, String>) -> bool {
@@ -101,6 +143,17 @@ pub fn expects_sandbox(args: &[OsString], env: &BTreeMap<String, String>) -> boo
 }
 
 impl Global {
+    /// For a command that no server does: whoever names one on its own line expects something else. What the environment or a
+    /// file says is for other commands.
+    fn refuse_server(&self, why: &str) -> Result<()> {
+        let set =
+            self.set.iter().any(|pair| pair.split('=').next().is_some_and(|k| k.trim() == "remote.url"));
+        if self.server.is_none() && !set {
+            return Ok(());
+        }
+        Err(CliError::usage(format!("no server does this: {why}")).hint("leave --server out"))
+    }
+
     /// What the global options say about settings, before a command adds its own.
     pub fn flags(&self) -> Result<Flags> {
         let mut flags = Flags::default();
@@ -127,7 +180,14 @@ impl Global {
     pub fn load(&self, flags: Flags) -> Result<Resolved> {
         let here = std::env::current_dir()?;
         let project = if self.no_project_file { Project::None } else { Project::Around(&here) };
-        Ok(settings::load(flags, project)?)
+        Ok(self.at_home(settings::load(flags, project)?))
+    }
+
+    fn at_home(&self, mut resolved: Resolved) -> Resolved {
+        if self.here {
+            resolved.settings.remote_url = None;
+        }
+        resolved
     }
 
     /// Settings of a command over what is there already: a project's file that is wrong, or that nobody trusts, is none of
@@ -135,7 +195,7 @@ impl Global {
     pub fn load_leniently(&self, flags: Flags) -> Result<Resolved> {
         match self.load(flags.clone()) {
             Ok(resolved) => Ok(resolved),
-            Err(_) => Ok(settings::load(flags, Project::None)?),
+            Err(_) => Ok(self.at_home(settings::load(flags, Project::None)?)),
         }
     }
 }
@@ -147,35 +207,44 @@ impl Cli {
             out.text(FIRST_PAGE)?;
             return Ok(Exit::Success);
         };
+        let here;
+        let global = match command.only_here() {
+            Some(why) => {
+                self.global.refuse_server(why)?;
+                here = Global { here: true, ..self.global.clone() };
+                &here
+            }
+            None => &self.global,
+        };
         match command {
-            Command::Demo(args) => args.run(&self.global, out),
-            Command::Fork(args) => args.run(&self.global, out),
-            Command::Status(args) => args.run(&self.global, out),
-            Command::List(args) => args.run(&self.global, out),
-            Command::Watch(args) => args.run(&self.global, out),
-            Command::Logs(args) => args.run(&self.global, out),
-            Command::Events(args) => args.run(&self.global, out),
-            Command::Diff(args) => args.run(&self.global, out),
-            Command::Compare(args) => args.run(&self.global, out),
-            Command::Apply(args) => args.run(&self.global, out),
-            Command::Message(args) => args.run(&self.global, out),
-            Command::Pause(args) => args.run(&self.global, out),
-            Command::Resume(args) => args.run(&self.global, out),
-            Command::Cancel(args) => args.run(&self.global, out),
-            Command::Add(args) => args.run(&self.global, out),
-            Command::Replay(args) => args.run(&self.global, out),
-            Command::Worker(args) => args.run(&self.global, out),
-            Command::Serve(args) => args.run(&self.global, out),
-            Command::Token(args) => args.run(&self.global, out),
-            Command::Run(args) => args.run(&self.global, out),
-            Command::Cleanup(args) => args.run(&self.global, out),
-            Command::StopCleanup(args) => args.run(&self.global, out),
-            Command::Gc(args) => args.run(&self.global, out),
-            Command::Sandbox(args) => args.run(&self.global, out),
-            Command::Config(args) => args.run(&self.global, out),
-            Command::Trust(args) => args.run(&self.global, out),
-            Command::Doctor(args) => args.run(&self.global, out),
-            Command::Bench(args) => args.run(&self.global, out),
+            Command::Demo(args) => args.run(global, out),
+            Command::Fork(args) => args.run(global, out),
+            Command::Status(args) => args.run(global, out),
+            Command::List(args) => args.run(global, out),
+            Command::Watch(args) => args.run(global, out),
+            Command::Logs(args) => args.run(global, out),
+            Command::Events(args) => args.run(global, out),
+            Command::Diff(args) => args.run(global, out),
+            Command::Compare(args) => args.run(global, out),
+            Command::Apply(args) => args.run(global, out),
+            Command::Message(args) => args.run(global, out),
+            Command::Pause(args) => args.run(global, out),
+            Command::Resume(args) => args.run(global, out),
+            Command::Cancel(args) => args.run(global, out),
+            Command::Add(args) => args.run(global, out),
+            Command::Replay(args) => args.run(global, out),
+            Command::Worker(args) => args.run(global, out),
+            Command::Serve(args) => args.run(global, out),
+            Command::Token(args) => args.run(global, out),
+            Command::Run(args) => args.run(global, out),
+            Command::Cleanup(args) => args.run(global, out),
+            Command::StopCleanup(args) => args.run(global, out),
+            Command::Gc(args) => args.run(global, out),
+            Command::Sandbox(args) => args.run(global, out),
+            Command::Config(args) => args.run(global, out),
+            Command::Trust(args) => args.run(global, out),
+            Command::Doctor(args) => args.run(global, out),
+            Command::Bench(args) => args.run(global, out),
             Command::Completions(args) => args.run(out),
         }
     }

@@ -5,16 +5,20 @@ use async_trait::async_trait;
 use forkyard_core::fork::Fork;
 use forkyard_core::run::{Command, Run};
 use forkyard_core::spec::RunSpec;
-use forkyard_core::view::{ForkView, RunView};
+use forkyard_core::view::{EngineKind, ForkView, RunView};
 use forkyard_core::{ForkNum, Millis, RunId, Usd};
 use forkyard_engine::activities::captured_key;
+use forkyard_engine::clock::Clock;
 use forkyard_engine::git::{CommitInfo, FileChange, Git, MAX_OUTPUT_BYTES, Repo};
+use forkyard_engine::log;
 use forkyard_engine::ports::StoredText;
 use forkyard_engine::results::{self, Comparison, Outcome};
 use forkyard_engine::sandboxes::Sandboxes;
-use forkyard_engine::{Engine, log};
-use forkyard_server::dto::chores::{Cleaned, Freed};
+use forkyard_server::access::make_token;
+use forkyard_server::dto::chores::{Chore, Cleaned, CleanupStopped, Freed, StopCleanup};
+use forkyard_server::dto::token::{CreateToken, NewToken, Token};
 use forkyard_store::{EventQuery, Recorded, RunQuery, Watch};
+use serde_json::{Value, json};
 
 use crate::commands::add::{self, Like};
 use crate::commands::fork::check;
@@ -78,8 +82,17 @@ pub trait Place: Send + Sync {
     async fn captured(&self, run: &RunId, fork: ForkNum, path: &str) -> Result<Option<Vec<u8>>>;
     /// Removes orphaned sandboxes older than this, or says which it would.
     async fn cleanup(&self, max_age: Millis, dry_run: bool) -> Result<Cleaned>;
+    /// Ends a cleanup that another process does.
+    async fn stop_cleanup(&self, engine: EngineKind) -> Result<CleanupStopped>;
+    async fn make_token(&self, request: CreateToken) -> Result<NewToken>;
+    /// Oldest first, without the sessions that they opened.
+    async fn tokens(&self) -> Result<Vec<Token>>;
+    /// False if there is none of this id.
+    async fn revoke_token(&self, id: &str) -> Result<bool>;
     /// Removes runs, snapshots and caches older than this, or says which it would.
     async fn gc(&self, older_than: Millis, dry_run: bool) -> Result<Freed>;
+    /// What is about to be done to a sandbox or a snapshot goes into the audit trail; a server's own hand does it there.
+    async fn record(&self, action: &str, target: &str, detail: Value) -> Result<()>;
     /// The result as a new branch of a repository of this machine.
     async fn branch(&self, view: &RunView, fork: ForkNum, into: &Repo, name: &str) -> Result<()>;
 }
@@ -151,11 +164,11 @@ impl Place for Yard {
         temporal::submit(self, spec).await
     }
     async fn command(&self, run: &RunId, command: Command) -> Result<()> {
-        self.engine.command(run, command, None).await.map_err(engine_error)
+        self.steering().command(&self.engine, run, command, None).await.map_err(engine_error)
     }
     async fn message(&self, run: &RunId, fork: ForkNum, text: &StoredText) -> Result<()> {
-        let message = serde_json::to_value(text).map_err(std::io::Error::from)?;
-        self.engine.message(run, fork, message, None).await.map(drop).map_err(engine_error)
+        let sent = self.steering().message(&self.engine, run, fork, text, None).await;
+        sent.map(drop).map_err(engine_error)
     }
     async fn add(&self, run: &RunId, count: u32, like: &Like) -> Result<()> {
         add::add(self, run, count, like).await
@@ -185,10 +198,40 @@ impl Place for Yard {
         self.store.blob(&captured_key(run, fork, path)).await.map_err(store_error)
     }
     async fn cleanup(&self, max_age: Millis, dry_run: bool) -> Result<Cleaned> {
+        self.record("server.cleanup", "server", json!(Chore { older_than_ms: max_age.0, dry_run })).await?;
         cleanup::once(self, max_age, dry_run).await
     }
+    async fn stop_cleanup(&self, engine: EngineKind) -> Result<CleanupStopped> {
+        let asked = StopCleanup { engine: engine.into() };
+        self.record("server.stop_cleanup", "server", json!(asked)).await?;
+        cleanup::stop(self, engine).await
+    }
+    async fn make_token(&self, request: CreateToken) -> Result<NewToken> {
+        let checked = request.checked().map_err(|e| CliError::usage(e.message))?;
+        let CreateToken { name, scope, lifetime_ms } = checked;
+        self.record("token.create", &name, json!({ "scope": scope, "lifetime_ms": lifetime_ms })).await?;
+        let (now, lifetime) = (Clock::system().now(), lifetime_ms.map(Millis));
+        let made = make_token(&*self.store, now, &name, scope.into(), lifetime).await.map_err(store_error)?;
+        Ok(NewToken { about: made.token.into(), token: made.text })
+    }
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        let all = self.store.tokens().await.map_err(store_error)?;
+        Ok(all.into_iter().filter(|t| t.parent.is_none()).map(Into::into).collect())
+    }
+    async fn revoke_token(&self, id: &str) -> Result<bool> {
+        if self.store.token(id).await.map_err(store_error)?.is_none() {
+            return Ok(false);
+        }
+        self.record("token.revoke", id, Value::Null).await?;
+        self.store.revoke_token(id, Clock::system().now()).await.map_err(store_error)?;
+        Ok(true)
+    }
     async fn gc(&self, older_than: Millis, dry_run: bool) -> Result<Freed> {
+        self.record("server.gc", "server", json!(Chore { older_than_ms: older_than.0, dry_run })).await?;
         gc::collect(self, older_than, dry_run).await
+    }
+    async fn record(&self, action: &str, target: &str, detail: Value) -> Result<()> {
+        self.steering().record(action, target, detail).await.map_err(store_error)
     }
     async fn branch(&self, view: &RunView, fork: ForkNum, into: &Repo, name: &str) -> Result<()> {
         let o = self.outcome(view, fork).await?;

@@ -106,10 +106,6 @@ async fn settled<T>(sandboxes: &Sandboxes, work: impl Future<Output = T>) -> T {
 }
 
 /// A command that only this machine can do.
-pub fn with_yard<T>(global: &Global, work: impl AsyncFnOnce(&Yard) -> Result<T>) -> Result<T> {
-    with_flags(global, global.flags()?, work)
-}
-
 pub fn with_flags<T>(global: &Global, flags: Flags, work: impl AsyncFnOnce(&Yard) -> Result<T>) -> Result<T> {
     let settings = global.load(flags)?.settings;
     if let Some(url) = &settings.remote_url {

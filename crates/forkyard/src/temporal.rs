@@ -7,10 +7,10 @@ use std::time::Duration;
 use forkyard_core::spec::RunSpec;
 use forkyard_core::view::{EngineKind, RunStatus, RunView};
 use forkyard_core::{Millis, RunId};
-use forkyard_engine::Engine;
 use forkyard_engine::activities::HostYard;
 use forkyard_engine::embedded::is_gone;
 use forkyard_engine::sweep::{SweepConfig, SweepStats};
+use forkyard_server::dto::chores::CleanupStopped;
 use forkyard_store::ProcessKind;
 use forkyard_temporal::service::CleanupStarted;
 use forkyard_temporal::wire::run_workflow_id;
@@ -78,11 +78,15 @@ pub async fn connect(yard: &Yard) -> Result<Service> {
 pub async fn submit(yard: &Yard, spec: RunSpec) -> Result<(RunId, Option<String>)> {
     let id = Yard::new_run_id();
     match spec.engine {
-        EngineKind::Embedded => Ok((yard.engine.submit(id, spec, None).await.map_err(engine_error)?, None)),
+        EngineKind::Embedded => {
+            let submitted = yard.steering().submit(&yard.engine, id, spec, None).await;
+            Ok((submitted.map_err(engine_error)?, None))
+        }
         EngineKind::Temporal => {
             let service = connect(yard).await?;
             let engine = TemporalEngine::new(yard.engine.clone(), service);
-            let id = engine.submit(id, spec, None).await.map_err(engine_error)?;
+            let submitted = yard.steering().submit(&engine, id, spec, None).await;
+            let id = submitted.map_err(engine_error)?;
             let notice = match has_worker(yard).await? {
                 true => None,
                 false => Some(unattended(&format!("{id} begins"), &yard.settings)),
@@ -181,24 +185,19 @@ pub async fn start_cleanup(yard: &Yard) -> Result<(CleanupStarted, Option<String
     Ok((started, notice))
 }
 
-/// How a cleanup came to its end.
-pub enum CleanupStop {
-    NotRunning,
-    Stopped(SweepStats),
-    /// It is told, and nobody is there to hear it: what it waits for.
-    Told(String),
-}
-
-pub async fn stop_cleanup(yard: &Yard) -> Result<CleanupStop> {
+/// With what it waits for, where nobody is there to hear it.
+pub async fn stop_cleanup(yard: &Yard) -> Result<CleanupStopped> {
     let service = connect(yard).await?;
     if !service.tell_cleanup_to_stop().await.map_err(service_error)? {
-        return Ok(CleanupStop::NotRunning);
+        return Err(CliError::usage("no cleanup is under way on this task queue")
+            .hint("`forkyard cleanup --engine temporal` starts one"));
     }
     if !has_worker(yard).await? {
-        let notice = unattended("it stops", &yard.settings);
-        return Ok(CleanupStop::Told(format!("The cleanup is told to stop. {notice}")));
+        let notice = format!("The cleanup is told to stop. {}", unattended("it stops", &yard.settings));
+        return Ok(CleanupStopped { stats: None, notice: Some(notice) });
     }
-    Ok(CleanupStop::Stopped(service.cleanup_result().await.map_err(service_error)?))
+    let stats: SweepStats = service.cleanup_result().await.map_err(service_error)?;
+    Ok(CleanupStopped { stats: Some(stats.into()), notice: None })
 }
 
 /// A worker of the service, until stopped.

@@ -15,6 +15,7 @@ use forkyard_engine::git::{Git, GitConfig};
 use forkyard_engine::inside::Tokens;
 use forkyard_engine::models::{Models, ModelsConfig};
 use forkyard_engine::sandboxes::Sandboxes;
+use forkyard_engine::steer::{By, Steering};
 use forkyard_sandbox::docker::{DockerOptions, DockerProvider, socket_path};
 use forkyard_sandbox::egress::{EgressConfig, EgressProxy, InternalRoute};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
@@ -47,6 +48,8 @@ pub struct Yard {
     pub host: HostId,
     /// What agents inside sandboxes reach.
     pub inside: Inside,
+    /// Whoever uses this process.
+    pub user: By,
 }
 
 impl Yard {
@@ -132,6 +135,7 @@ impl Yard {
             doing,
             host,
             inside,
+            user: By::local(&user_name()),
         })
     }
 
@@ -145,6 +149,11 @@ impl Yard {
             done
         };
         tokio::join!(work, futures::future::join_all(keeping)).0
+    }
+
+    /// For what the user of this process does to runs, sandboxes and tokens.
+    pub fn steering(&self) -> Steering<'_> {
+        Steering { store: &*self.store, now: Clock::system().now(), by: &self.user }
     }
 
     pub fn new_run_id() -> RunId {
@@ -249,4 +258,20 @@ pub fn random_text(len: usize) -> String {
         n /= DIGITS.len() as u64;
     }
     text
+}
+
+/// Who runs this process, by the machine's own list; a number where that has no name. The environment could say anything.
+fn user_name() -> String {
+    let uid = rustix::process::getuid().as_raw();
+    let list = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    named(&list, uid).unwrap_or_else(|| uid.to_string())
+}
+
+fn named(list: &str, uid: u32) -> Option<String> {
+    let of = |line: &str| {
+        let mut fields = line.split(':');
+        let (name, number) = (fields.next()?, fields.nth(1)?);
+        (number.parse() == Ok(uid) && !name.is_empty()).then(|| name.to_string())
+    };
+    list.lines().find_map(of)
 }

@@ -758,10 +758,25 @@ impl Access for MemStore {
             Ok(())
         })
     }
+    async fn forget_tokens(&self, before: Timestamp) -> Result<u64> {
+        self.with(|d| {
+            let n = d.tokens.len();
+            d.tokens.retain(|_, t| ![t.revoked_at, t.expires_at].into_iter().flatten().any(|at| at < before));
+            let left: Vec<String> = d.tokens.keys().cloned().collect();
+            d.tokens.retain(|_, t| t.parent.as_ref().is_none_or(|p| left.contains(p)));
+            Ok((n - d.tokens.len()) as u64)
+        })
+    }
+    async fn forget_deeds(&self, before: Timestamp) -> Result<u64> {
+        self.with(|d| {
+            let old = d.audit.iter().take(access::FORGET_AT_ONCE).take_while(|e| e.deed.at < before).count();
+            Ok(d.audit.drain(..old).count() as u64)
+        })
+    }
     async fn put_audit(&self, deed: Deed) -> Result<u64> {
         access::check_deed(&deed)?;
         self.with(|d| {
-            let id = d.audit.len() as u64 + 1;
+            let id = d.audit.last().map_or(0, |e| e.id) + 1;
             d.audit.push(AuditEntry { id, deed });
             Ok(id)
         })

@@ -31,18 +31,52 @@ impl MessageKind {
     }
 }
 
+/// Who speaks, where a message's kind does not say it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Speaker {
+    Guardian,
+    User,
+    System,
+}
+
+/// Of what waits, the urgent is read first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Priority {
+    #[default]
+    Normal,
+    Urgent,
+}
+
+impl Priority {
+    pub fn is_normal(&self) -> bool {
+        *self == Priority::Normal
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InboxMessage {
     pub id: MessageId,
     pub kind: MessageKind,
+    pub source: Option<Speaker>,
+    pub priority: Priority,
     pub content: String,
     pub at: Timestamp,
+}
+
+impl InboxMessage {
+    /// In the order in which an agent reads them: urgent ones first, the oldest first among equals.
+    pub fn in_order(mut pending: Vec<InboxMessage>) -> Vec<InboxMessage> {
+        pending.sort_by_key(|m| (std::cmp::Reverse(m.priority), m.id));
+        pending
+    }
 }
 
 /// Messages for one fork. One is delivered by the journal append that records it, so it is never lost and never said twice.
 #[async_trait]
 pub trait Inbox: Send + Sync {
-    /// Not delivered yet, oldest first. Asked before every tool call: must be cheap when there is nothing.
+    /// Not delivered yet, in any order. Asked before every tool call: must be cheap when there is nothing.
     async fn pending(&self) -> Result<Vec<InboxMessage>, JournalError>;
 
     /// Returns once there may be a message that the last `pending` did not give. May return early, never sleeps through one.

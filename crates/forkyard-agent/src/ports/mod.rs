@@ -8,7 +8,7 @@ mod memory_ledger;
 mod sink;
 
 pub use checkpoints::{CheckpointError, CheckpointInfo, CheckpointKind, Checkpoints};
-pub use inbox::{Inbox, InboxMessage, MAX_MESSAGE_CHARS, MessageId, MessageKind, NoInbox};
+pub use inbox::{Inbox, InboxMessage, MAX_MESSAGE_CHARS, MessageId, MessageKind, NoInbox, Priority, Speaker};
 pub use journal::{Journal, JournalError};
 pub use ledger::{Ask, Grant, Ledger, LedgerError, ReservationId, Sent};
 pub use memory_ledger::{MemoryBudget, MemoryLedger};

@@ -369,15 +369,15 @@ impl Session {
         if pending.is_empty() {
             return Ok(());
         }
-        for InboxMessage { id, kind, content, .. } in pending {
+        for InboxMessage { id, kind, source, priority, content, .. } in InboxMessage::in_order(pending) {
             let content = clean(&content);
             if kind == MessageKind::Interrupt {
                 let cost = std::mem::take(&mut cost);
                 let event = AgentEvent::Interrupted { turn: conversation.turn, tool_use_id: None, cost };
                 self.record(who, event).await;
             }
-            let event =
-                AgentEvent::MessageInjected { message_id: id, kind, content, turn: conversation.turn };
+            let turn = conversation.turn;
+            let event = AgentEvent::MessageInjected { message_id: id, kind, source, priority, content, turn };
             conversation.apply(&event);
             self.recorder.push(who.subagent.clone(), event.clone(), &[id]).await;
             if who.subagent.is_some() {

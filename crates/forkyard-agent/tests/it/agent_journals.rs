@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use forkyard_agent::Stop;
 use forkyard_agent::event::*;
 use forkyard_agent::inference::{Block, Image, RawJson, ResultPart, StopReason};
-use forkyard_agent::ports::{CheckpointInfo, CheckpointKind, MessageKind};
+use forkyard_agent::ports::{CheckpointInfo, CheckpointKind, MessageKind, Priority};
 use forkyard_core::policy::Rule;
 use forkyard_core::pricing::Usage;
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp, Usd};
@@ -225,7 +225,14 @@ fn all() -> Vec<AgentEvent> {
     for kind in
         [MessageKind::UserMessage, MessageKind::Interrupt, MessageKind::GuardianNudge, MessageKind::System]
     {
-        all.push(AgentEvent::MessageInjected { message_id: 3, kind, content: "hello".into(), turn: 2 });
+        all.push(AgentEvent::MessageInjected {
+            message_id: 3,
+            kind,
+            source: None,
+            priority: Priority::Normal,
+            content: "hello".into(),
+            turn: 2,
+        });
     }
     for error_type in [
         StreamErrorType::Sigkill,

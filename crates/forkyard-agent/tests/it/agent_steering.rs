@@ -1,7 +1,7 @@
 //! Messages to a running agent.
 
 use forkyard_agent::AgentEvent;
-use forkyard_agent::ports::MessageKind;
+use forkyard_agent::ports::{MessageKind, Priority, Speaker};
 use serde_json::json;
 
 use crate::agent_support::{Crash, Fork, ScriptModel, bash, call, last_text, say};
@@ -47,6 +47,33 @@ async fn an_interrupt_stops_the_running_command() {
             && seen.contains("[Note from the system]\nJust so")
     );
     assert!(fork.stored.kinds().contains(&"agent.interrupted"));
+}
+
+#[tokio::test]
+async fn what_is_urgent_is_read_first_and_whoever_interrupts_is_named() {
+    let mut fork = Fork::list(vec![bash("hang"), say("stopped")]);
+    let run = tokio::spawn(fork.agent(None).run(fork.cancel.clone()));
+    fork.world.until(|w| !w.ran().is_empty()).await;
+    fork.stored.say(MessageKind::System, "first said");
+    fork.stored.intervene(MessageKind::System, None, Priority::Urgent, "urgent");
+    let guardian = Some(Speaker::Guardian);
+    fork.stored.intervene(MessageKind::Interrupt, guardian, Priority::Normal, "last said");
+    run.await.unwrap().unwrap();
+    let seen = last_text(&fork.model.last());
+    assert!(seen.contains("[The supervisor of this task interrupted the work]\nlast said"), "{seen}");
+    let at = |text: &str| seen.find(text).unwrap();
+    assert!(at("urgent") < at("first said") && at("first said") < at("last said"), "{seen}");
+    let told: Vec<(Option<Speaker>, Priority)> = fork
+        .stored
+        .events()
+        .into_iter()
+        .filter_map(|e| match e {
+            AgentEvent::MessageInjected { source, priority, .. } => Some((source, priority)),
+            _ => None,
+        })
+        .collect();
+    let expected = [(None, Priority::Urgent), (None, Priority::Normal), (guardian, Priority::Normal)];
+    assert_eq!(told, expected);
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use forkyard_agent::inference::{
 };
 use forkyard_agent::ports::{
     CheckpointError, CheckpointInfo, CheckpointKind, Checkpoints, Inbox, InboxMessage, Journal, JournalError,
-    MessageId, MessageKind, NoSink,
+    MessageId, MessageKind, NoSink, Priority, Speaker,
 };
 use forkyard_agent::{Agent, AgentConfig, AgentError, AgentEvent, AgentOutcome, Continuity, Interceptor};
 use forkyard_core::policy::PolicyConfig;
@@ -36,9 +36,18 @@ pub struct Stored {
 
 impl Stored {
     pub fn say(&self, kind: MessageKind, content: &str) -> MessageId {
+        self.intervene(kind, None, Priority::Normal, content)
+    }
+    pub fn intervene(
+        &self,
+        kind: MessageKind,
+        source: Option<Speaker>,
+        priority: Priority,
+        content: &str,
+    ) -> MessageId {
         let mut messages = self.messages.lock().unwrap();
         let id = messages.len() as u64 + 100;
-        messages.push(InboxMessage { id, kind, content: content.to_string(), at: Timestamp(0) });
+        messages.push(InboxMessage { id, kind, source, priority, content: content.into(), at: Timestamp(0) });
         drop(messages);
         self.new_message.notify_one();
         id

@@ -12,7 +12,7 @@ use forkyard_agent::ports::{
     Ask, EventSink, Grant, Inbox, InboxMessage, Journal, JournalError, Ledger, LedgerError, MessageId,
     ReservationId, Sent,
 };
-pub use forkyard_agent::ports::{LiveEvent, MessageKind};
+pub use forkyard_agent::ports::{LiveEvent, MessageKind, Priority, Speaker};
 use forkyard_core::pricing::Usage;
 use forkyard_core::{Attempt, ForkNum, RunId, SandboxId, Usd};
 use forkyard_store::{AppendJournal, NewEvent, Reserve, Sending, Source, Store, StoreError};
@@ -163,12 +163,27 @@ pub struct StoredText {
     #[serde(rename = "type")]
     pub kind: MessageKind,
     pub content: String,
+    /// Unsaid: whoever the kind says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<Speaker>,
+    #[serde(default, skip_serializing_if = "Priority::is_normal")]
+    pub priority: Priority,
 }
 
 impl StoredText {
+    pub fn new(kind: MessageKind, content: impl Into<String>) -> StoredText {
+        StoredText { kind, content: content.into(), source: None, priority: Priority::Normal }
+    }
     /// What a user says.
     pub fn user(content: impl Into<String>) -> StoredText {
-        StoredText { kind: MessageKind::UserMessage, content: content.into() }
+        StoredText::new(MessageKind::UserMessage, content)
+    }
+    pub fn speaker(&self) -> Speaker {
+        self.source.unwrap_or(match self.kind {
+            MessageKind::UserMessage | MessageKind::Interrupt => Speaker::User,
+            MessageKind::GuardianNudge => Speaker::Guardian,
+            MessageKind::System => Speaker::System,
+        })
     }
 }
 
@@ -202,8 +217,8 @@ impl Inbox for StoreInbox {
         Ok(stored
             .into_iter()
             .filter_map(|m| {
-                let text: StoredText = serde_json::from_value(m.data).ok()?;
-                Some(InboxMessage { id: m.id, kind: text.kind, content: text.content, at: m.at })
+                let StoredText { kind, content, source, priority } = serde_json::from_value(m.data).ok()?;
+                Some(InboxMessage { id: m.id, kind, source, priority, content, at: m.at })
             })
             .collect())
     }

@@ -9,6 +9,7 @@ mod tokens;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use axum::body::Body;
 use axum::extract::{MatchedPath, RawPathParams, Request, State};
 use axum::http::request::Parts;
 use axum::http::uri::Authority;
@@ -23,7 +24,7 @@ pub use tokens::{
 };
 
 use crate::error::{ApiError, Code, Result};
-use crate::{App, inside};
+use crate::{App, bodies, inside, routes};
 
 /// What a route asks of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,12 +146,12 @@ pub async fn check_scope(
     let from_inside = inside::shows_token(&parts.headers);
     let within = &app.parts().inside;
     let refusal = match (need, from_inside) {
-        (Need::Nothing, _) => return next.run(Request::from_parts(parts, body)).await,
+        (Need::Nothing, _) => return pass(path.as_str(), parts, body, next).await,
         (Need::Scope(scope), false) | (Need::ScopeOrSandbox(scope), false) => {
             match admit(&app, &parts, scope).await {
                 Ok(principal) => {
                     parts.extensions.insert(principal);
-                    return next.run(Request::from_parts(parts, body)).await;
+                    return pass(path.as_str(), parts, body, next).await;
                 }
                 Err(e) => e,
             }
@@ -176,6 +177,18 @@ pub async fn check_scope(
         },
     };
     inside::refused(path.as_str(), refusal)
+}
+
+/// On to the route, once the body is there. A route that takes it as it comes keeps the time itself.
+async fn pass(path: &str, parts: Parts, body: Body, next: Next) -> Response {
+    let body = match routes::is_upload(&parts.method, path) {
+        true => Ok(body),
+        false => bodies::whole(body).await,
+    };
+    match body {
+        Ok(body) => next.run(Request::from_parts(parts, body)).await,
+        Err(e) => e.into_response(),
+    }
 }
 
 async fn admit(app: &App, parts: &Parts, scope: Scope) -> Result<Principal> {

@@ -1,7 +1,11 @@
 //! What chores of the machine came to.
 
+use forkyard_core::Timestamp;
+use forkyard_engine::sweep::SweepStats;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+
+use super::run::EngineKind;
 
 /// What to look for.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
@@ -12,6 +16,55 @@ pub struct Chore {
     /// Say what would be removed.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+/// Whose cleanup is to end.
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct StopCleanup {
+    pub engine: EngineKind,
+}
+
+/// A cleanup that was told to end.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
+pub struct CleanupStopped {
+    /// What it has done so far.
+    pub stats: Option<CleanupStats>,
+    /// In their place: what it waits for, to hear of it.
+    pub notice: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
+pub struct CleanupStats {
+    pub total_cleaned: u64,
+    /// Milliseconds since 1970.
+    pub last_cleanup: Option<u64>,
+    pub running: bool,
+    pub last_error: Option<String>,
+}
+
+impl From<SweepStats> for CleanupStats {
+    fn from(s: SweepStats) -> CleanupStats {
+        let last_cleanup = s.last_cleanup.map(|at| at.0);
+        CleanupStats {
+            total_cleaned: s.total_cleaned,
+            last_cleanup,
+            running: s.running,
+            last_error: s.last_error,
+        }
+    }
+}
+
+impl From<CleanupStats> for SweepStats {
+    fn from(s: CleanupStats) -> SweepStats {
+        let last_cleanup = s.last_cleanup.map(Timestamp);
+        SweepStats {
+            total_cleaned: s.total_cleaned,
+            last_cleanup,
+            running: s.running,
+            last_error: s.last_error,
+        }
+    }
 }
 
 /// Orphaned sandboxes.

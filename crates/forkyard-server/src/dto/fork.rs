@@ -2,7 +2,7 @@
 
 use forkyard_core::view::{self, ForkView};
 use forkyard_engine::git::CommitInfo;
-use forkyard_engine::ports::MessageKind;
+use forkyard_engine::ports::{self, MessageKind, Speaker};
 use forkyard_store::Recorded;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -90,6 +90,20 @@ mirror!(
     /// How a message is meant.
     MessageType of MessageKind, "snake_case" { UserMessage, Interrupt, GuardianNudge, System }
 );
+
+mirror!(
+    /// Who speaks.
+    InterventionSource of Speaker, "snake_case" { Guardian, User, System }
+);
+
+mirror!(
+    /// Of what waits for an agent, the urgent is read first.
+    Priority of ports::Priority, "snake_case" { Normal, Urgent }
+);
+
+pub(crate) fn normal() -> Priority {
+    Priority::Normal
+}
 
 fn user_message() -> MessageType {
     MessageType::UserMessage

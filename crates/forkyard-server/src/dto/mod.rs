@@ -7,6 +7,7 @@ pub mod fork;
 pub mod result;
 pub mod run;
 pub mod sandbox;
+pub mod token;
 
 /// Bytes as they are.
 #[derive(utoipa::ToSchema)]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::dto::fork::MessageType;
+use crate::dto::fork::{InterventionSource, MessageType, Priority, normal};
 
 pub const MAX_EVENT_TYPE_CHARS: usize = 100;
 /// Of testimony, as JSON text.
@@ -123,6 +123,12 @@ pub struct InboxMessage {
     pub id: u64,
     #[serde(rename = "type")]
     pub kind: MessageType,
+    /// Who speaks, where the type does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<InterventionSource>,
+    /// Urgent ones are to be read before the others that wait.
+    #[serde(default = "normal")]
+    pub priority: Priority,
     pub content: String,
     /// Milliseconds since 1970.
     pub at: u64,

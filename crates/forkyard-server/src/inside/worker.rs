@@ -158,7 +158,14 @@ pub(super) async fn inbox(
             .filter(|m| m.id > after)
             .filter_map(|m| {
                 let text: StoredText = serde_json::from_value(m.data).ok()?;
-                Some(InboxMessage { id: m.id, kind: text.kind.into(), content: text.content, at: m.at.0 })
+                Some(InboxMessage {
+                    id: m.id,
+                    kind: text.kind.into(),
+                    source: text.source.map(Into::into),
+                    priority: text.priority.into(),
+                    content: text.content,
+                    at: m.at.0,
+                })
             })
             .collect();
         if !messages.is_empty() || Instant::now() >= until || inside.0.stop.is_cancelled() {

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::App;
 use crate::access::Principal;
 use crate::chores::Chores;
-use crate::dto::chores::{Chore, Cleaned, Freed};
+use crate::dto::chores::{Chore, Cleaned, CleanupStopped, Freed, StopCleanup};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::Json;
 
@@ -29,6 +29,18 @@ pub(super) async fn cleanup(
 ) -> Result<Json<Cleaned>> {
     app.record(&by, "server.cleanup", "server", json!(r)).await?;
     Ok(Json(chores(&app)?.cleanup(Millis(r.older_than_ms), r.dry_run).await?))
+}
+
+/// Ends a cleanup that was started by `forkyard cleanup`, and says what it has done.
+#[utoipa::path(post, path = "/api/v1/cleanup/stop", tag = "server", request_body = StopCleanup, security(("token" = ["admin"])),
+    responses((status = 200, body = CleanupStopped)))]
+pub(super) async fn stop_cleanup(
+    State(app): State<App>,
+    Extension(by): Extension<Principal>,
+    Json(r): Json<StopCleanup>,
+) -> Result<Json<CleanupStopped>> {
+    app.record(&by, "server.stop_cleanup", "server", json!(r)).await?;
+    Ok(Json(chores(&app)?.stop_cleanup(r.engine.into()).await?))
 }
 
 /// Removes old runs, snapshots and caches.

@@ -5,19 +5,20 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use futures::TryStreamExt;
 use serde_json::json;
 use tokio_util::io::StreamReader;
 
 use super::private;
-use crate::App;
 use crate::access::Principal;
 use crate::dto::Raw;
 use crate::dto::sandbox::{Folder, ListFiles, ReadFile, RemoveFile, WriteFile};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
 use crate::page;
+use crate::{App, bodies};
 
+/// Where one file is read and written.
+pub(super) const CONTENT: &str = "/api/v1/sandboxes/{sandbox}/files/content";
 pub(super) const WORKSPACE: &str = "/workspace";
 /// Bytes of one answer; more by `offset`.
 const MAX_READ: u64 = 32 << 20;
@@ -85,10 +86,9 @@ pub(super) async fn write_file(
     let sandbox = app.attach(&id).await?;
     private::check(&*sandbox, &by, &q.path).await?;
     app.record(&by, "sandbox.write_file", &id, json!({ "path": q.path })).await?;
-    let body = http_body_util::Limited::new(body, MAX_WRITE);
-    let data = http_body_util::BodyDataStream::new(body).map_err(std::io::Error::other);
-    let mut reader = StreamReader::new(data);
-    sandbox.write_file_from(&q.path, &mut reader, mode).await?;
+    let (data, late) = bodies::upload(body, MAX_WRITE);
+    let mut reader = StreamReader::new(Box::pin(data));
+    sandbox.write_file_from(&q.path, &mut reader, mode).await.map_err(|e| late.or(e))?;
     Ok(StatusCode::NO_CONTENT)
 }
 

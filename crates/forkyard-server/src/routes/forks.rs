@@ -354,7 +354,8 @@ pub(super) async fn send_message(
     Json(message): Json<Message>,
 ) -> Result<(StatusCode, Json<Queued>)> {
     let (run, fork) = found(&app, &at).await?;
-    say(&app, &by, &run, &fork, message.kind.into(), &message.content, Key::read(&headers, &by)?).await
+    let text = StoredText::new(message.kind.into(), message.content);
+    say(&app, &by, &run, &fork, text, Key::read(&headers, &by)?).await
 }
 
 /// Stops what a fork's agent is doing, and says why.
@@ -368,7 +369,8 @@ pub(super) async fn interrupt_fork(
     Json(message): Json<Interrupt>,
 ) -> Result<(StatusCode, Json<Queued>)> {
     let (run, fork) = found(&app, &at).await?;
-    say(&app, &by, &run, &fork, MessageKind::Interrupt, &message.content, None).await
+    let text = StoredText::new(MessageKind::Interrupt, message.content);
+    say(&app, &by, &run, &fork, text, None).await
 }
 
 pub(super) async fn say(
@@ -376,19 +378,16 @@ pub(super) async fn say(
     by: &Principal,
     run: &RunView,
     fork: &ForkView,
-    kind: MessageKind,
-    content: &str,
+    mut text: StoredText,
     key: Option<Key>,
 ) -> Result<(StatusCode, Json<Queued>)> {
     // Line breaks and tabs are text; what else steers a terminal is not.
-    let content: String = content.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect();
-    let chars = content.chars().count();
-    if content.trim().is_empty() || chars > MAX_MESSAGE_CHARS {
+    text.content.retain(|c| !c.is_control() || matches!(c, '\n' | '\t'));
+    let chars = text.content.chars().count();
+    if text.content.trim().is_empty() || chars > MAX_MESSAGE_CHARS {
         let fix = format!("write 1 to {MAX_MESSAGE_CHARS} characters");
         return Err(ApiError::field("content", format!("{chars} characters"), "can't be sent", &fix));
     }
-    let target = format!("{}/{}", run.id, fork.fork);
-    let said = json!({ "type": kind, "content": content });
     let act = async {
         if fork.outcome.is_some() {
             return Err(ApiError::new(
@@ -396,15 +395,12 @@ pub(super) async fn say(
                 format!("fork {} of {} has ended: nobody would read it", fork.fork, run.id),
             ));
         }
-        app.record(by, "fork.message", &target, said.clone()).await?;
-        let stored = serde_json::to_value(StoredText { kind, content: content.clone() })
-            .map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
-        let own = key.as_ref().map(|k| k.as_str().to_string());
-        let id = app.engine().message(&run.id, fork.fork, stored, own).await?;
+        let (by, own) = (by.by(), key.as_ref().map(|k| k.as_str().to_string()));
+        let id = app.steering(&by).message(app.engine(), &run.id, fork.fork, &text, own).await?;
         Ok(Queued { status: "queued".into(), message_id: id })
     };
     let what = format!("messages/{}", fork.fork);
-    let done = app.once(key.as_ref(), &what, Some(&run.id), &said, act).await?;
+    let done = app.once(key.as_ref(), &what, Some(&run.id), &json!(text), act).await?;
     Ok((StatusCode::ACCEPTED, Json(done.answer)))
 }
 

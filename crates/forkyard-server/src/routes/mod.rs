@@ -19,6 +19,7 @@ mod watch;
 
 pub use about::Doctor;
 use axum::Router;
+use axum::http::Method;
 use utoipa::OpenApi;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa_axum::router::OpenApiRouter;
@@ -116,8 +117,14 @@ fn all() -> OpenApiRouter<App> {
         .routes(routes!(tokens::revoke_token))
         .routes(routes!(audit::read_audit))
         .routes(routes!(chores::cleanup))
+        .routes(routes!(chores::stop_cleanup))
         .routes(routes!(chores::gc))
         .merge(inside::described())
+}
+
+/// Whether a route takes a body as it comes.
+pub(crate) fn is_upload(method: &Method, path: &str) -> bool {
+    method == Method::PUT && path == files::CONTENT
 }
 
 pub(crate) fn router() -> Router<App> {

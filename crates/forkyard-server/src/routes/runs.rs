@@ -9,7 +9,6 @@ use forkyard_core::view::RunView;
 use forkyard_engine::activities::is_url;
 use forkyard_engine::log;
 use forkyard_store::RunQuery;
-use serde_json::{Value, json};
 
 use crate::App;
 use crate::access::Principal;
@@ -88,7 +87,6 @@ pub(super) async fn create_run(
 
 /// The run's id, and whether it was made now.
 async fn submit(app: &App, by: &Principal, request: &CreateRun, key: Option<&Key>) -> Result<(String, bool)> {
-    let detail = json!({ "repo": forkyard_engine::git::shown_url(&request.repo), "prompt": request.prompt });
     let spec = app.run_spec(request.clone())?;
     let parts = app.parts();
     if !is_url(&spec.repo.source) {
@@ -97,8 +95,8 @@ async fn submit(app: &App, by: &Principal, request: &CreateRun, key: Option<&Key
     }
     app.check_starts(&spec).await?;
     let id = new_run_id();
-    app.record(by, "run.create", id.as_str(), detail).await?;
-    let made = app.engine().submit(id.clone(), spec.clone(), key.map(|k| k.as_str().to_string())).await?;
+    let (by, own) = (by.by(), key.map(|k| k.as_str().to_string()));
+    let made = app.steering(&by).submit(app.engine(), id.clone(), spec.clone(), own).await?;
     // What was known of the key can have made room for others; the store has the key of a run for as long as the run.
     if made != id {
         let same = log::load_run(app.store(), &made).await?.is_some_and(|(run, _)| *run.spec() == spec);
@@ -169,23 +167,7 @@ pub(super) async fn command(
     key: Option<&Key>,
 ) -> Result<(StatusCode, Json<Accepted>)> {
     let name = command.name();
-    app.record(by, &format!("run.{name}"), view.id.as_str(), detail(&command)).await?;
-    app.engine().command(&view.id, command, key.map(|k| k.as_str().to_string())).await?;
+    let (by, own) = (by.by(), key.map(|k| k.as_str().to_string()));
+    app.steering(&by).command(app.engine(), &view.id, command, own).await?;
     Ok((StatusCode::ACCEPTED, Json(Accepted::new(view, name))))
-}
-
-/// What the audit trail has of a command besides its name.
-fn detail(command: &Command) -> Value {
-    match command {
-        Command::CancelFork { fork } => json!({ "fork": fork }),
-        Command::AddForks { forks } => {
-            let first = forks.first();
-            json!({
-                "count": forks.len(),
-                "prompt": first.map(|f| &f.prompt),
-                "model": first.map(|f| &f.model),
-            })
-        }
-        Command::Pause | Command::Resume | Command::Detach | Command::Cancel => Value::Null,
-    }
 }

@@ -3,10 +3,10 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
-use forkyard_core::SandboxId;
 use forkyard_core::view::{ForkView, Lifecycle, RunView};
+use forkyard_core::{ForkNum, SandboxId};
 use forkyard_engine::inside::Claims;
-use forkyard_engine::ports::MessageKind;
+use forkyard_engine::ports::{MessageKind, StoredText};
 use forkyard_store::{AuditQuery, EventQuery, Recorded, Store};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,7 +16,7 @@ use super::forks::say;
 use crate::App;
 use crate::access::Principal;
 use crate::dto::event::{Event, Source, kinds};
-use crate::dto::fork::{ForkOutcome, Message, Queued};
+use crate::dto::fork::{ForkOutcome, InterventionSource, Message, MessageType, Priority, Queued, normal};
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Path, Query};
 use crate::once::Key;
@@ -27,20 +27,31 @@ const DEFAULT_LIMIT: u32 = 100;
 const MAX_OFFSET: usize = 100_000;
 
 impl App {
-    /// The fork that a sandbox works for, also when the sandbox is gone.
-    async fn fork_of(&self, sandbox: &str) -> Result<(RunView, ForkView)> {
+    /// The run that a sandbox is of, and the fork that works in it, also when the sandbox is gone.
+    pub(super) async fn whose(&self, sandbox: &str) -> Result<(String, Option<ForkNum>)> {
         let id = App::sandbox_id(sandbox)?;
-        let missing = || ApiError::new(Code::SandboxNotFound, format!("no fork works in a sandbox {id}"));
+        let missing = || ApiError::new(Code::SandboxNotFound, format!("no run has a sandbox {id}"));
         let labels = self.parts().sandboxes.find(&id).await.map(|(_, info)| info.labels).unwrap_or_default();
-        let (run, fork) = match (labels.get("run"), labels.get("fork").and_then(|n| n.parse().ok())) {
-            (Some(run), Some(fork)) => (run.clone(), fork),
-            (None, _) | (_, None) => {
+        match (labels.get("run"), labels.get("fork").and_then(|n| n.parse().ok())) {
+            (Some(run), Some(fork)) => Ok((run.clone(), Some(fork))),
+            (run, _) => {
                 let query = EventQuery { limit: 1, newest_first: true, ..Default::default() };
                 let events = self.store().read_sandbox(&id, &query).await?;
-                let stream = &events.first().ok_or_else(missing)?.stream;
-                (stream.run().to_string(), stream.fork().ok_or_else(missing)?)
+                match (events.first().map(|e| &e.stream), run) {
+                    (Some(stream), _) => Ok((stream.run().to_string(), stream.fork())),
+                    (None, Some(run)) => Ok((run.clone(), None)),
+                    (None, None) => Err(missing()),
+                }
             }
-        };
+        }
+    }
+
+    /// The fork that a sandbox works for, also when the sandbox is gone.
+    async fn fork_of(&self, sandbox: &str) -> Result<(RunView, ForkView)> {
+        let missing =
+            || ApiError::new(Code::SandboxNotFound, format!("no fork works in a sandbox {sandbox}"));
+        let (run, fork) = self.whose(sandbox).await?;
+        let fork = fork.ok_or_else(missing)?;
         let run = self.run(&run).await.map_err(|_| missing())?;
         let fork = self.fork(&run, fork).await.map_err(|_| missing())?;
         Ok((run, fork))
@@ -258,64 +269,101 @@ pub(super) async fn sandbox_message(
     Json(m): Json<Message>,
 ) -> Result<(StatusCode, Json<Queued>)> {
     let (run, fork) = app.fork_of(&sandbox).await?;
-    say(&app, &by, &run, &fork, m.kind.into(), &m.content, Key::read(&headers, &by)?).await
+    let text = StoredText::new(m.kind.into(), m.content);
+    say(&app, &by, &run, &fork, text, Key::read(&headers, &by)?).await
 }
 
-#[derive(Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum InterventionSource {
-    Guardian,
-    #[default]
-    User,
-    System,
-}
-
-#[derive(Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Priority {
-    #[default]
-    Normal,
-    Urgent,
-}
-
-#[derive(Clone, Copy, Default, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum InjectMode {
-    /// The running tool call is stopped first.
+    /// What the agent does is stopped for it.
     Immediate,
-    #[default]
+    /// The running tool call ends first; it is read before the next one.
     NextTurn,
 }
 
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Intervention {
+    /// At most 10,000 characters; control characters are dropped.
     message: String,
-    #[serde(default)]
+    /// Who speaks; the agent is told. Unsaid: user.
+    #[serde(default = "user")]
     source: InterventionSource,
-    #[serde(default)]
+    /// Urgent ones are read before all others that wait.
+    #[serde(default = "normal")]
     priority: Priority,
+    /// Unsaid: immediate if it is urgent, next_turn otherwise.
     #[serde(default)]
+    inject_mode: Option<InjectMode>,
+}
+
+fn user() -> InterventionSource {
+    InterventionSource::User
+}
+
+impl From<Intervention> for StoredText {
+    fn from(i: Intervention) -> StoredText {
+        let mode = i.inject_mode.unwrap_or(match i.priority {
+            Priority::Urgent => InjectMode::Immediate,
+            Priority::Normal => InjectMode::NextTurn,
+        });
+        let kind = match (mode, i.source) {
+            (InjectMode::Immediate, _) => MessageKind::Interrupt,
+            (InjectMode::NextTurn, InterventionSource::Guardian) => MessageKind::GuardianNudge,
+            (InjectMode::NextTurn, InterventionSource::User) => MessageKind::UserMessage,
+            (InjectMode::NextTurn, InterventionSource::System) => MessageKind::System,
+        };
+        let (source, priority) = (Some(i.source.into()), i.priority.into());
+        StoredText { kind, content: i.message, source, priority }
+    }
+}
+
+/// How a message is meant, whichever way it was sent.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Meant {
+    #[serde(rename = "type")]
+    kind: MessageType,
+    source: InterventionSource,
+    priority: Priority,
     inject_mode: InjectMode,
 }
 
-/// Steers the agent in a sandbox: urgent or immediate ones stop what it is doing.
+impl From<&StoredText> for Meant {
+    fn from(text: &StoredText) -> Meant {
+        let inject_mode = match text.kind {
+            MessageKind::Interrupt => InjectMode::Immediate,
+            MessageKind::UserMessage | MessageKind::GuardianNudge | MessageKind::System => {
+                InjectMode::NextTurn
+            }
+        };
+        let (kind, source) = (text.kind.into(), text.speaker().into());
+        Meant { kind, source, priority: text.priority.into(), inject_mode }
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+pub(super) struct Intervened {
+    #[serde(flatten)]
+    queued: Queued,
+    #[serde(flatten)]
+    meant: Meant,
+}
+
+/// Steers the agent in a sandbox.
 #[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/interventions", tag = "sandboxes", params(("sandbox" = String, Path)),
-    request_body = Intervention, security(("token" = ["steer"])), responses((status = 202, body = Queued)))]
+    request_body = Intervention, security(("token" = ["steer"])), responses((status = 202, body = Intervened)))]
 pub(super) async fn intervene(
     State(app): State<App>,
     Extension(by): Extension<Principal>,
     Path(sandbox): Path<String>,
     Json(i): Json<Intervention>,
-) -> Result<(StatusCode, Json<Queued>)> {
+) -> Result<(StatusCode, Json<Intervened>)> {
     let (run, fork) = app.fork_of(&sandbox).await?;
-    let kind = match (i.inject_mode, i.priority, i.source) {
-        (InjectMode::Immediate, _, _) | (_, Priority::Urgent, _) => MessageKind::Interrupt,
-        (InjectMode::NextTurn, Priority::Normal, InterventionSource::Guardian) => MessageKind::GuardianNudge,
-        (InjectMode::NextTurn, Priority::Normal, InterventionSource::User) => MessageKind::UserMessage,
-        (InjectMode::NextTurn, Priority::Normal, InterventionSource::System) => MessageKind::System,
-    };
-    say(&app, &by, &run, &fork, kind, &i.message, None).await
+    let text = StoredText::from(i);
+    let meant = Meant::from(&text);
+    let (status, Json(queued)) = say(&app, &by, &run, &fork, text, None).await?;
+    Ok((status, Json(Intervened { queued, meant })))
 }
 
 #[derive(Serialize, ToSchema)]
@@ -331,12 +379,13 @@ pub(super) struct PastIntervention {
     /// Milliseconds since 1970.
     at: u64,
     who: String,
+    /// Its first 2,000 characters.
     message: String,
-    #[serde(rename = "type")]
-    kind: String,
+    #[serde(flatten)]
+    meant: Meant,
 }
 
-/// What was said to the agent in a sandbox through this API, newest first.
+/// What was said to the agent in a sandbox, by this API or on its machine, newest first: for as long as the audit trail is kept.
 #[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/interventions", tag = "sandboxes",
     params(("sandbox" = String, Path), ReadTrajectory), security(("token" = ["read"])),
     responses((status = 200, body = Interventions)))]
@@ -352,14 +401,17 @@ pub(super) async fn list_interventions(
     let found = app.store().audit(&AuditQuery { before, target, limit }).await?;
     let next_cursor = found.last().filter(|_| found.len() == limit).map(|e| e.id.to_string());
     let said = found.into_iter().filter(|e| e.deed.action == "fork.message");
-    let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
     let interventions = said
-        .map(|e| PastIntervention {
-            id: e.id,
-            at: e.deed.at.0,
-            who: e.deed.who,
-            message: text(&e.deed.detail["content"]),
-            kind: text(&e.deed.detail["type"]),
+        .filter_map(|e| {
+            let text: StoredText = serde_json::from_value(e.deed.detail).ok()?;
+            let meant = Meant::from(&text);
+            Some(PastIntervention {
+                id: e.id,
+                at: e.deed.at.0,
+                who: e.deed.who,
+                message: text.content,
+                meant,
+            })
         })
         .collect();
     Ok(Json(Interventions { interventions, next_cursor }))

@@ -5,18 +5,15 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use forkyard_core::Millis;
-use forkyard_store::Scope as Stored;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::access::{Principal, SESSION_DAYS, Via, open_session, session_cookie};
 use crate::assets;
-use crate::dto::mirror;
+use crate::dto::token::Scope;
 use crate::error::{ApiError, Code, Result};
 use crate::extract::{Json, Query};
-
-mirror!(Scope of Stored, "snake_case" { Read, Steer, Admin });
 
 const SESSION: Millis = Millis::secs(SESSION_DAYS * 24 * 3600);
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use forkyard_core::{ForkNum, RunId};
+use forkyard_core::{ForkNum, RunId, SandboxId};
 use forkyard_engine::ports::LiveEvent;
 use forkyard_store::{EventQuery, Recorded, RunQuery, Store, StoreError};
 use futures::Stream;
@@ -31,8 +31,8 @@ pub struct Line {
     pub position: u64,
     pub fork: Option<ForkNum>,
     pub kind: String,
-    /// It is about a sandbox.
-    pub sandbox: bool,
+    /// The sandbox that it is about.
+    pub sandbox: Option<SandboxId>,
     /// None: too large to be handed around.
     pub json: Option<Bytes>,
 }
@@ -40,7 +40,7 @@ pub struct Line {
 impl Line {
     pub fn new(recorded: Recorded) -> Line {
         let (position, fork, kind) = (recorded.position, recorded.stream.fork(), recorded.event.kind.clone());
-        let sandbox = recorded.event.sandbox.is_some();
+        let sandbox = recorded.event.sandbox.clone();
         let json = serde_json::to_vec(&Event::from(recorded)).ok().map(Bytes::from);
         Line { position, fork, kind, sandbox, json }
     }

@@ -1,7 +1,13 @@
-//! Connections of those who say nothing.
+//! Connections of those who say nothing, and bodies that do not come.
 
 use std::time::Duration;
 
+use axum::body::{Body, Bytes};
+use axum::http::Request;
+use http_body_util::BodyExt;
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -35,4 +41,45 @@ async fn the_silent_do_not_keep_others_out_and_are_let_go_of() {
         assert!(matches!(read, Ok(0) | Err(_)), "{read:?}");
     }
     assert_eq!(health().await, 200);
+}
+
+/// Time is skipped where there is nothing to do but wait, so it is the router that is asked.
+#[tokio::test(start_paused = true)]
+async fn a_body_that_does_not_come_is_not_waited_for_on_any_route() {
+    let w = World::new().await;
+    let router = TowerToHyperService::new(w.app.router());
+    let described: Value = serde_json::from_str(&forkyard_server::routes::openapi().to_string()).unwrap();
+    let mut asked = 0;
+    for (path, item) in described["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let ways = operation["security"].as_array().unwrap();
+            let users = ways.iter().any(|way| way.get("token").is_some());
+            if !users || operation.get("requestBody").is_none() {
+                continue;
+            }
+            let at = path.replace("{run}", "r1").replace("{fork}", "0").replace("{sandbox}", "s1");
+            let body = Body::from_stream(futures::stream::pending::<Result<Bytes, std::io::Error>>());
+            let request = Request::builder()
+                .method(method.to_uppercase().as_str())
+                .uri(format!("{at}?path=x"))
+                .header("host", "localhost")
+                .header("content-type", "application/json")
+                .header("authorization", format!("Bearer {}", w.token))
+                .body(body)
+                .unwrap();
+            let answer = router.call(request).await.unwrap();
+            let status = answer.status().as_u16();
+            let text = answer.into_body().collect().await.unwrap().to_bytes();
+            let answer: Value = serde_json::from_slice(&text).unwrap_or_default();
+            // One that takes its body as it comes looks for its sandbox first.
+            let expected = if method == "put" { (404, "sandbox_not_found") } else { (408, "too_slow") };
+            assert_eq!(
+                (status, answer["error"]["code"].as_str()),
+                (expected.0, Some(expected.1)),
+                "{method} {path}"
+            );
+            asked += 1;
+        }
+    }
+    assert!(asked > 10, "{asked}");
 }

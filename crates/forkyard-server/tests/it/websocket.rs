@@ -98,6 +98,70 @@ async fn who_names_no_run_hears_of_all() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sandbox_is_watched_by_its_id() {
+    let w = World::new().await;
+    let mut a = w.run("ra").await;
+    // After what the run itself says: 2, 3, 4.
+    for sandbox in ["s1", "s2", "s3"] {
+        a.write_of(sandbox).await;
+    }
+    let auth = format!("Bearer {}", w.token);
+    let about = |told: &Value| (told["event"]["sandbox_id"].clone(), told["event"]["position"].clone());
+    let mut one = connect(&w, "?entity_ids=s2&after=0", &[("authorization", &auth)]).await.unwrap();
+    assert_eq!(about(&next(&mut one).await), (json!("s2"), json!(3)));
+    assert_eq!(next(&mut one).await["caught_up"]["run"], "ra");
+    // Several of one run are watched together.
+    let mut two = connect(&w, "?entity_ids=s1,s3&after=0", &[("authorization", &auth)]).await.unwrap();
+    assert_eq!(about(&next(&mut two).await), (json!("s1"), json!(2)));
+    assert_eq!(about(&next(&mut two).await), (json!("s3"), json!(4)));
+    assert_eq!(next(&mut two).await["caught_up"]["run"], "ra");
+    for sandbox in ["s1", "s2"] {
+        a.write_of(sandbox).await;
+    }
+    assert_eq!(about(&next(&mut one).await), (json!("s2"), json!(6)));
+    assert_eq!(about(&next(&mut two).await), (json!("s1"), json!(5)));
+    say(&mut one, json!({ "subscribe": { "sandbox": "s3", "after": 0 } })).await;
+    assert_eq!(about(&next(&mut one).await), (json!("s3"), json!(4)));
+    assert_eq!(next(&mut one).await["caught_up"]["run"], "ra");
+    for wrong in [json!({ "sandbox": "s1", "run": "ra" }), json!({ "sandbox": "s1", "fork": 0 }), json!({})] {
+        say(&mut one, json!({ "subscribe": wrong })).await;
+        assert_eq!(next(&mut one).await["error"]["code"], "bad_request");
+    }
+    say(&mut one, json!({ "subscribe": { "sandbox": "nope" } })).await;
+    assert_eq!(next(&mut one).await["error"]["code"], "sandbox_not_found");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_hears_of_all_is_told_that_some_are_left_out() {
+    let w = World::new().await;
+    let mut runs = Vec::new();
+    for n in 0..203 {
+        runs.push(w.run(&format!("r{n}")).await);
+    }
+    let mut socket = connect(&w, &format!("?token={}", w.token), &[]).await.unwrap();
+    let (mut watched, mut errors) = (std::collections::BTreeSet::new(), Vec::new());
+    while watched.len() < 200 || errors.is_empty() {
+        let mut told = next(&mut socket).await;
+        if let Some(run) = told["caught_up"]["run"].as_str() {
+            watched.insert(run.to_string());
+        } else {
+            errors.push(told["error"].take());
+        }
+    }
+    assert_eq!((watched.len(), errors.len()), (200, 1));
+    assert_eq!(errors[0]["code"], "too_many");
+    assert!(errors[0]["message"].as_str().unwrap().starts_with("203 runs are under way"), "{errors:?}");
+    assert!(errors[0]["hint"].as_str().unwrap().contains("entity_ids"), "{errors:?}");
+    // Where one ends, another comes in its place.
+    let (ended, next_one) =
+        (runs.iter_mut().find(|r| watched.contains(r.id.as_str())).unwrap(), |told: &Value| {
+            told["caught_up"]["run"].as_str().is_some_and(|run| !watched.contains(run))
+        });
+    ended.end().await;
+    while !next_one(&next(&mut socket).await) {}
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn other_sites_and_strangers_get_no_socket() {
     let w = World::new().await;
     let auth = format!("Bearer {}", w.token);

@@ -149,6 +149,12 @@ impl Driver {
         }
     }
 
+    /// One event that names a sandbox.
+    pub async fn write_of(&mut self, sandbox: &str) {
+        let sandbox = Some(SandboxId::new(sandbox).unwrap());
+        self.append_of("test.noted", sandbox, Value::Null, vec![]).await;
+    }
+
     pub async fn end(&mut self) {
         let mut view = self.store.run(&self.id).await.unwrap().unwrap();
         view.status = RunStatus::Ended;
@@ -157,12 +163,16 @@ impl Driver {
     }
 
     async fn append(&mut self, kind: &str, data: Value, views: Vec<View>) {
+        self.append_of(kind, None, data, views).await;
+    }
+
+    async fn append_of(&mut self, kind: &str, sandbox: Option<SandboxId>, data: Value, views: Vec<View>) {
         let event = NewEvent {
             kind: kind.into(),
             version: 1,
             at: Timestamp(2),
             source: Source::System,
-            sandbox: None,
+            sandbox,
             data,
         };
         let append = Append {

@@ -48,6 +48,48 @@ pub async fn old_sessions_are_forgotten<F: Future<Output = Arc<dyn Store>>>(make
     assert_eq!(left, ["a", "later"]);
 }
 
+pub async fn what_is_over_is_forgotten_in_time<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
+    let store = make().await;
+    let lasting = |id: &str, parent| Token { expires_at: None, ..token(id, parent) };
+    for t in [
+        lasting("lasting", None),
+        lasting("revoked", None),
+        lasting("revoked-later", None),
+        token("expired", None),
+        Token { expires_at: Some(Timestamp(4000)), ..token("valid", None) },
+        lasting("of-lasting", Some("lasting")),
+        lasting("of-expired", Some("expired")),
+    ] {
+        store.put_token(t).await.unwrap();
+    }
+    store.revoke_token("revoked", Timestamp(1500)).await.unwrap();
+    store.revoke_token("revoked-later", Timestamp(3500)).await.unwrap();
+    assert_eq!(store.forget_tokens(Timestamp(1500)).await, Ok(0), "of that very time");
+    assert_eq!(store.forget_tokens(Timestamp(3000)).await, Ok(3));
+    let mut left: Vec<String> = store.tokens().await.unwrap().into_iter().map(|t| t.id).collect();
+    left.sort();
+    assert_eq!(left, ["lasting", "of-lasting", "revoked-later", "valid"]);
+
+    let done = |at: u64| Deed {
+        at: Timestamp(at),
+        token: "a".into(),
+        who: "me".into(),
+        action: "run.pause".into(),
+        target: "r1".into(),
+        detail: json!(null),
+    };
+    for at in [1, 2, 3] {
+        store.put_audit(done(at)).await.unwrap();
+    }
+    assert_eq!(store.forget_deeds(Timestamp(1)).await, Ok(0));
+    assert_eq!(store.forget_deeds(Timestamp(3)).await, Ok(2));
+    let left = store.audit(&AuditQuery::default()).await.unwrap();
+    assert_eq!(left.iter().map(|e| e.deed.at).collect::<Vec<_>>(), [Timestamp(3)]);
+    assert_eq!(store.forget_deeds(Timestamp(9)).await, Ok(1));
+    // Ids are not given twice: a cursor of before leads nowhere else.
+    assert!(store.put_audit(done(10)).await.unwrap() > left[0].id);
+}
+
 pub async fn deeds_are_read_newest_first<F: Future<Output = Arc<dyn Store>>>(make: impl Fn() -> F) {
     let store = make().await;
     let mut ids = vec![];

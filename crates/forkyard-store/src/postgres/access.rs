@@ -2,7 +2,7 @@ use forkyard_core::Timestamp;
 use sqlx::postgres::PgRow;
 use sqlx::{PgPool, Postgres, QueryBuilder, Row};
 
-use crate::access::{MAX_TOKENS, too_many_tokens};
+use crate::access::{FORGET_AT_ONCE, MAX_TOKENS, too_many_tokens};
 use crate::codec::{corrupt, int, json, rows, uint};
 use crate::{AuditEntry, AuditQuery, Deed, Result, Scope, StoreError, Token};
 
@@ -76,6 +76,28 @@ pub(super) async fn revoke_token(pool: &PgPool, id: &str, at: Timestamp) -> Resu
         return Err(StoreError::NotFound { what: format!("token {id}") });
     }
     Ok(())
+}
+
+pub(super) async fn forget_tokens(pool: &PgPool, before: Timestamp) -> Result<u64> {
+    let gone = sqlx::query(
+        "WITH old AS (SELECT id FROM tokens WHERE revoked_at < $1 OR expires_at < $1)
+         DELETE FROM tokens WHERE id IN (SELECT id FROM old) OR parent IN (SELECT id FROM old)",
+    )
+    .bind(int(before.0))
+    .execute(pool)
+    .await?;
+    Ok(gone.rows_affected())
+}
+
+/// Ids grow with time: nobody has to look further than at the oldest.
+pub(super) async fn forget_deeds(pool: &PgPool, before: Timestamp) -> Result<u64> {
+    let gone =
+        sqlx::query("DELETE FROM audit WHERE at < $1 AND id IN (SELECT id FROM audit ORDER BY id LIMIT $2)")
+            .bind(int(before.0))
+            .bind(FORGET_AT_ONCE as i64)
+            .execute(pool)
+            .await?;
+    Ok(gone.rows_affected())
 }
 
 pub(super) async fn put_audit(pool: &PgPool, deed: &Deed, detail: &str) -> Result<u64> {

@@ -342,6 +342,12 @@ impl Access for PostgresStore {
     async fn revoke_token(&self, id: &str, at: Timestamp) -> Result<()> {
         self.patience.call(access::revoke_token(&self.pool, id, at)).await
     }
+    async fn forget_tokens(&self, before: Timestamp) -> Result<u64> {
+        self.patience.call(access::forget_tokens(&self.pool, before)).await
+    }
+    async fn forget_deeds(&self, before: Timestamp) -> Result<u64> {
+        self.patience.call(access::forget_deeds(&self.pool, before)).await
+    }
     async fn put_audit(&self, deed: Deed) -> Result<u64> {
         let detail = crate::access::check_deed(&deed)?;
         self.patience.call(access::put_audit(&self.pool, &deed, &detail)).await

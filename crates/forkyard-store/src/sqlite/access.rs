@@ -3,7 +3,7 @@ use rusqlite::types::Value as Sql;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 
 use super::writer::Tx;
-use crate::access::{MAX_TOKENS, too_many_tokens};
+use crate::access::{FORGET_AT_ONCE, MAX_TOKENS, too_many_tokens};
 use crate::codec::{corrupt, int, json, rows, uint};
 use crate::{AuditEntry, AuditQuery, Deed, Result, Scope, StoreError, Token};
 
@@ -78,6 +78,28 @@ pub(super) fn revoke_token(tx: &Tx<'_>, id: &str, at: Timestamp) -> Result<()> {
     tx.prepare_cached("UPDATE tokens SET revoked_at = coalesce(revoked_at, ?2) WHERE parent = ?1")?
         .execute(params![id, int(at.0)])?;
     Ok(())
+}
+
+pub(super) fn forget_tokens(tx: &Tx<'_>, before: Timestamp) -> Result<u64> {
+    let own = tx
+        .prepare_cached("DELETE FROM tokens WHERE revoked_at < ?1 OR expires_at < ?1")?
+        .execute([int(before.0)])?;
+    let of_those = tx
+        .prepare_cached(
+            "DELETE FROM tokens WHERE parent IS NOT NULL AND parent NOT IN (SELECT id FROM tokens)",
+        )?
+        .execute([])?;
+    Ok((own + of_those) as u64)
+}
+
+/// Ids grow with time: nobody has to look further than at the oldest.
+pub(super) fn forget_deeds(tx: &Tx<'_>, before: Timestamp) -> Result<u64> {
+    let gone = tx
+        .prepare_cached(
+            "DELETE FROM audit WHERE at < ?1 AND id IN (SELECT id FROM audit ORDER BY id LIMIT ?2)",
+        )?
+        .execute(params![int(before.0), FORGET_AT_ONCE as i64])?;
+    Ok(gone as u64)
 }
 
 pub(super) fn put_audit(tx: &Tx<'_>, deed: &Deed, detail: &str) -> Result<u64> {

@@ -304,6 +304,12 @@ impl Access for SqliteStore {
         let id = id.to_string();
         self.writer.write(move |tx| access::revoke_token(tx, &id, at)).await
     }
+    async fn forget_tokens(&self, before: Timestamp) -> Result<u64> {
+        self.writer.write(move |tx| access::forget_tokens(tx, before)).await
+    }
+    async fn forget_deeds(&self, before: Timestamp) -> Result<u64> {
+        self.writer.write(move |tx| access::forget_deeds(tx, before)).await
+    }
     async fn put_audit(&self, deed: Deed) -> Result<u64> {
         let detail = crate::access::check_deed(&deed)?;
         self.writer.write(move |tx| access::put_audit(tx, &deed, &detail)).await

@@ -3,7 +3,7 @@ use forkyard_core::RunId;
 use forkyard_core::run::Command;
 use forkyard_core::spec::ForkSpec;
 use forkyard_core::view::EngineKind;
-use forkyard_engine::{Engine, log};
+use forkyard_engine::log;
 use forkyard_temporal::wire::check_size;
 
 use super::fork::check_model;
@@ -12,6 +12,7 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow::engine_error;
 use crate::output::Output;
+use crate::place::Place;
 use crate::runs::{see_to, the_live_run, the_run, with_place};
 use crate::temporal;
 use crate::yard::Yard;
@@ -92,5 +93,5 @@ pub async fn add(yard: &Yard, run: &RunId, count: u32, like: &Like) -> Result<()
     if view.engine == EngineKind::Temporal {
         check_size(&command).map_err(CliError::usage)?;
     }
-    yard.engine.command(run, command, None).await.map_err(engine_error)
+    yard.command(run, command).await
 }

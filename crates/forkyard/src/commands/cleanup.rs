@@ -7,7 +7,7 @@ use forkyard_engine::activities::HostYard;
 use forkyard_engine::clock::Clock;
 use forkyard_engine::sweep::{self, SweepConfig, SweepStats, Yard as _};
 use forkyard_sandbox::Provider;
-use forkyard_server::dto::chores::Cleaned;
+use forkyard_server::dto::chores::{Cleaned, CleanupStopped};
 use forkyard_store::SandboxQuery;
 use forkyard_temporal::service::CleanupStarted;
 use serde_json::json;
@@ -17,11 +17,12 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::follow::store_error;
 use crate::output::Output;
+use crate::place::Place;
 use crate::render::plain;
 use crate::render::session::day;
 use crate::runs::{stop_on_signals, with_flags, with_place_flags};
 use crate::settings::{Raw, Value};
-use crate::temporal::{self, CleanupStop};
+use crate::temporal;
 use crate::yard::Yard;
 
 /// Look for orphaned sandboxes and remove them, until stopped.
@@ -88,6 +89,10 @@ impl CleanupArgs {
         }
         with_flags(global, flags, async |yard| {
             let s = &yard.settings;
+            let asked = json!({
+                "older_than_ms": s.cleanup_max_age, "interval_ms": s.cleanup_interval, "engine": s.engine,
+            });
+            yard.record("server.start_cleanup", "server", asked).await?;
             if s.engine == EngineKind::Temporal {
                 let (started, notice) = temporal::start_cleanup(yard).await?;
                 return tell_started(&started, notice.as_deref(), out);
@@ -122,28 +127,30 @@ impl StopCleanupArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let mut flags = global.flags()?;
         flags.set_option("engine.kind", "--engine", self.engine.as_ref());
-        with_flags(global, flags, async |yard| {
-            if yard.settings.engine == EngineKind::Temporal {
-                return match temporal::stop_cleanup(yard).await? {
-                    CleanupStop::Stopped(stats) => tell(&stats, out),
-                    CleanupStop::Told(notice) => {
-                        if out.json {
-                            out.json(&json!({ "schema": "forkyard.cleanup/1", "notice": notice }))?;
-                        } else {
-                            out.line(&notice)?;
-                        }
-                        Ok(Exit::Success)
-                    }
-                    CleanupStop::NotRunning => {
-                        Err(CliError::usage("no cleanup is under way on this task queue")
-                            .hint("`forkyard cleanup --engine temporal` starts one"))
-                    }
-                };
+        with_place_flags(global, flags, async |place| {
+            let CleanupStopped { stats, notice } = place.stop_cleanup(place.settings().engine).await?;
+            if let Some(stats) = stats {
+                return tell(&stats.into(), out);
             }
+            if out.json {
+                out.json(&json!({ "schema": "forkyard.cleanup/1", "notice": notice }))?;
+            } else {
+                out.line(notice.as_deref().unwrap_or_default())?;
+            }
+            Ok(Exit::Success)
+        })
+    }
+}
+
+/// Ends a cleanup of this machine's store, or of its task queue.
+pub async fn stop(yard: &Yard, engine: EngineKind) -> Result<CleanupStopped> {
+    match engine {
+        EngineKind::Temporal => temporal::stop_cleanup(yard).await,
+        EngineKind::Embedded => {
             sweep::stop_sweeping(&*yard.store).await.map_err(store_error)?;
             let stats = sweep::stats(&*yard.store).await.map_err(store_error)?;
-            tell(&stats, out)
-        })
+            Ok(CleanupStopped { stats: Some(stats.into()), notice: None })
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use forkyard_engine::activities::{captured_key, open_repo};
 use forkyard_engine::clock::Clock;
 use forkyard_sandbox::{Labels, Provider, SnapshotInfo};
 use forkyard_server::dto::chores::Freed;
-use forkyard_store::RunQuery;
+use forkyard_store::{RunQuery, StoreError};
 use serde_json::json;
 
 use super::cleanup::{duration, leftovers};
@@ -221,26 +221,46 @@ impl GcArgs {
     }
 }
 
-/// How often a process that stays looks for runs that were kept long enough.
+/// How often a process that stays looks for what was kept long enough.
 const RETENTION_EVERY: Duration = Duration::from_secs(600);
 
-/// Removes runs as they come of age, for as long as this is polled.
-pub async fn keep_for(yard: &Yard, age: Millis) {
-    let gc = GcArgs { older_than: String::new(), dry_run: false };
+/// Removes what was kept long enough by the settings, for as long as this is polled.
+pub async fn keep_in_time(yard: &Yard) {
+    let s = &yard.settings;
     loop {
-        match gc.remove_runs(yard, Clock::system().now() - age).await {
-            Ok(freed) => {
-                for run in &freed.runs {
-                    tracing::info!(%run, "was kept long enough and is removed");
-                }
-                for left in &freed.left {
-                    tracing::warn!("a run that was kept long enough can't be removed: {left}");
-                }
-            }
-            Err(e) => tracing::warn!("old runs can't be removed: {}", e.message),
+        let now = Clock::system().now();
+        if let Some(age) = s.retention_runs {
+            forget_runs(yard, now - age).await;
+        }
+        if let Err(e) = forget_access(yard, now - s.retention_audit, now - s.retention_tokens).await {
+            tracing::warn!("the old audit trail or old tokens can't be removed: {e}");
         }
         tokio::time::sleep(RETENTION_EVERY).await;
     }
+}
+
+async fn forget_runs(yard: &Yard, before: Timestamp) {
+    let gc = GcArgs { older_than: String::new(), dry_run: false };
+    match gc.remove_runs(yard, before).await {
+        Ok(freed) => {
+            for run in &freed.runs {
+                tracing::info!(%run, "was kept long enough and is removed");
+            }
+            for left in &freed.left {
+                tracing::warn!("a run that was kept long enough can't be removed: {left}");
+            }
+        }
+        Err(e) => tracing::warn!("old runs can't be removed: {}", e.message),
+    }
+}
+
+async fn forget_access(yard: &Yard, deeds: Timestamp, tokens: Timestamp) -> Result<(), StoreError> {
+    let gone = yard.store.forget_tokens(tokens).await?;
+    if gone > 0 {
+        tracing::info!(gone, "tokens were over long enough and are removed");
+    }
+    while yard.store.forget_deeds(deeds).await? > 0 {}
+    Ok(())
 }
 
 /// How many files a run has brought back beside its diffs, and their size. They go with the run.

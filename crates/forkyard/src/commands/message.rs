@@ -72,7 +72,7 @@ pub async fn send(
 ) -> Result<Vec<ForkNum>> {
     let run = &target.run;
     let kind = if interrupt { MessageKind::Interrupt } else { MessageKind::UserMessage };
-    let message = StoredText { kind, content: content.to_string() };
+    let message = StoredText::new(kind, content);
     the_live_run(place, run).await?;
     let to = match target.fork {
         Some(n) => vec![the_fork(place, run, n).await?],

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use clap::Args;
 use forkyard_core::Millis;
 use forkyard_core::spec::RepoSpec;
+use forkyard_core::view::EngineKind;
 use forkyard_engine::clock::Clock;
 use forkyard_server::access::generated_token;
 use forkyard_server::chores::Chores;
-use forkyard_server::dto::chores::{Cleaned, Freed};
+use forkyard_server::dto::chores::{Cleaned, CleanupStopped, Freed};
 use forkyard_server::error::{ApiError, Code, Result as ApiResult};
 use forkyard_server::routes::Doctor;
 use forkyard_server::{App, Parts, Tls};
@@ -21,13 +22,12 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::run_options::RunOptions;
-use super::{doctor, gc};
+use super::{cleanup, doctor, gc};
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::observe::Observer;
 use crate::output::Output;
-use crate::place::Place;
 use crate::runs::{stop_on_signals, with_flags};
 use crate::yard::Yard;
 
@@ -126,18 +126,12 @@ impl ServeArgs {
                 yard.engine.work(ProcessKind::Server, stop.clone()).await;
             }
         };
-        let tidying = async {
-            match s.retention_runs {
-                Some(age) => gc::keep_for(yard, age).await,
-                None => std::future::pending().await,
-            }
-        };
         let serving =
             async { tokio::join!(forkyard_server::serve(listener, app.router(), tls, stop.clone()), work) };
         let until_stopped = async {
             tokio::select! {
                 _ = serving => {}
-                () = tidying => {}
+                () = gc::keep_in_time(yard) => {}
                 () = app.keep_figures() => {}
             }
         };
@@ -170,20 +164,32 @@ fn parts(yard: &Yard, clock: Clock, secure: bool, stop: CancellationToken) -> Re
     })
 }
 
-/// Chores as the same commands do them here.
+/// Chores as the same commands do them here; the route records who asked.
 struct OfMachine(Yard);
 
 impl Chores for OfMachine {
     fn cleanup(&self, max_age: Millis, dry_run: bool) -> BoxFuture<'_, ApiResult<Cleaned>> {
-        Box::pin(async move { Place::cleanup(&self.0, max_age, dry_run).await.map_err(undone) })
+        Box::pin(async move { cleanup::once(&self.0, max_age, dry_run).await.map_err(undone) })
+    }
+    fn stop_cleanup(&self, engine: EngineKind) -> BoxFuture<'_, ApiResult<CleanupStopped>> {
+        Box::pin(async move {
+            // Where its own runs are not there, nobody has said which service it would be.
+            if engine == EngineKind::Temporal && self.0.settings.engine != EngineKind::Temporal {
+                return Err(ApiError::new(Code::Unsupported, "this server knows of no Temporal service")
+                    .hint("stop it on a host with a worker, or set engine.kind and temporal.address for the server"));
+            }
+            cleanup::stop(&self.0, engine).await.map_err(undone)
+        })
     }
     fn gc(&self, older_than: Millis, dry_run: bool) -> BoxFuture<'_, ApiResult<Freed>> {
-        Box::pin(async move { Place::gc(&self.0, older_than, dry_run).await.map_err(undone) })
+        Box::pin(async move { gc::collect(&self.0, older_than, dry_run).await.map_err(undone) })
     }
 }
 
 fn undone(e: CliError) -> ApiError {
-    ApiError::new(Code::Unavailable, e.message)
+    // What was asked for is not there, or could not be done.
+    let code = if e.exit == Exit::Usage { Code::NotFound } else { Code::Unavailable };
+    ApiError { hint: e.hint, ..ApiError::new(code, e.message) }
 }
 
 fn tls(cert: Option<&Path>, key: Option<&Path>) -> Result<Option<Tls>> {

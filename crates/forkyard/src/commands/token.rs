@@ -1,20 +1,19 @@
 use clap::{Args, Subcommand};
 use forkyard_core::Timestamp;
 use forkyard_engine::clock::Clock;
-use forkyard_server::access::make_token;
-use forkyard_store::{Scope, StoreError, Token};
+use forkyard_server::dto::token::{CreateToken, Token};
+use forkyard_store::Scope;
 use serde_json::json;
 
 use super::cleanup::duration;
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
-use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::session::day;
 use crate::render::table::left;
 use crate::render::{Cell, Color, Table};
-use crate::runs::with_yard;
+use crate::runs::with_place;
 
 /// Make, list and revoke tokens for the HTTP API.
 #[derive(Debug, Clone, Args)]
@@ -73,17 +72,19 @@ impl TokenArgs {
 impl CreateArgs {
     fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let lifetime = self.expires.as_deref().map(|t| duration("--expires", t)).transpose()?;
-        let now = Clock::system().now();
-        let made = with_yard(global, async |yard| {
-            make_token(&*yard.store, now, &self.name, self.scope, lifetime).await.map_err(store_error)
-        })?;
+        let request = CreateToken {
+            name: self.name.clone(),
+            scope: self.scope.into(),
+            lifetime_ms: lifetime.map(|l| l.0),
+        };
+        let made = with_place(global, async |place| place.make_token(request).await)?;
         if out.json {
-            let mut json = document(&made.token, now);
+            let mut json = document(&made.about, Clock::system().now());
             json["schema"] = "forkyard.token/1".into();
-            json["token"] = made.text.into();
+            json["token"] = made.token.into();
             out.json(&json)?;
         } else {
-            out.line(&made.text)?;
+            out.line(&made.token)?;
         }
         Ok(Exit::Success)
     }
@@ -92,9 +93,7 @@ impl CreateArgs {
 impl ListArgs {
     fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
         let now = Clock::system().now();
-        let mut tokens = with_yard(global, async |yard| yard.store.tokens().await.map_err(store_error))?;
-        // Sessions come and go with their token.
-        tokens.retain(|t| t.parent.is_none());
+        let tokens = with_place(global, async |place| place.tokens().await)?;
         if out.json {
             let list: Vec<_> = tokens.iter().map(|t| document(t, now)).collect();
             out.json(&json!({ "schema": "forkyard.tokens/1", "tokens": list }))?;
@@ -120,10 +119,10 @@ impl ListArgs {
             table.row(vec![
                 t.id.as_str().into(),
                 Cell::new(&t.name),
-                t.scope.as_str().into(),
+                Scope::from(t.scope).as_str().into(),
                 Cell::new(word).color(color),
-                day(t.created_at).into(),
-                t.expires_at.map_or("never".into(), day).into(),
+                day(Timestamp(t.created_at)).into(),
+                t.expires_at.map_or("never".into(), |at| day(Timestamp(at))).into(),
             ]);
         }
         let style = out.style;
@@ -134,13 +133,10 @@ impl ListArgs {
 
 impl RevokeArgs {
     fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        with_yard(global, async |yard| {
-            yard.store.revoke_token(&self.id, Clock::system().now()).await.map_err(|e| match e {
-                StoreError::NotFound { .. } => CliError::usage(format!("there is no token {:?}", self.id))
-                    .hint("`forkyard token list` shows their ids"),
-                e => store_error(e),
-            })
-        })?;
+        if !with_place(global, async |place| place.revoke_token(&self.id).await)? {
+            return Err(CliError::usage(format!("there is no token {:?}", self.id))
+                .hint("`forkyard token list` shows their ids"));
+        }
         if out.json {
             out.json(&json!({ "schema": "forkyard.token_revoked/1", "id": self.id }))?;
         } else {
@@ -153,7 +149,7 @@ impl RevokeArgs {
 fn state(t: &Token, now: Timestamp) -> &'static str {
     match (t.revoked_at, t.expires_at) {
         (Some(_), _) => "revoked",
-        (None, Some(at)) if at <= now => "expired",
+        (None, Some(at)) if Timestamp(at) <= now => "expired",
         (None, _) => "valid",
     }
 }

@@ -125,6 +125,8 @@ async fn ask(client: &Client, after: u64, wait_ms: u64) -> Result<Vec<InboxMessa
     let message = |m: wire::InboxMessage| InboxMessage {
         id: m.id,
         kind: m.kind.into(),
+        source: m.source.map(Into::into),
+        priority: m.priority.into(),
         content: m.content,
         at: Timestamp(m.at),
     };

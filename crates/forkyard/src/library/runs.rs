@@ -11,7 +11,6 @@ use forkyard_core::sandbox::{NetworkMode, ProviderKind, Root};
 use forkyard_core::spec::{ForkSpec, RunSpec, UntilVerified};
 use forkyard_core::view::{Progress, RunStatus, RunView};
 use forkyard_core::{RunId, SandboxId, Usd};
-use forkyard_engine::Engine;
 use forkyard_engine::activities::{captured_key, is_url};
 use forkyard_engine::git::MAX_OUTPUT_BYTES;
 use forkyard_store::{RunQuery, Watch};
@@ -26,6 +25,7 @@ use crate::commands::run_options::RunOptions;
 use crate::commands::target::Target;
 use crate::error::CliError;
 use crate::follow::{drive_patiently, engine_error, store_error};
+use crate::place::Place;
 use crate::results::RunResult;
 use crate::runs::{the_fork, the_run};
 use crate::settings::Settings;
@@ -320,7 +320,8 @@ impl Run {
         let here = std::env::current_dir().map_err(CliError::from)?;
         let spec = job.spec(settings, &here)?;
         check(&yard, &spec).await?;
-        let id = yard.engine.submit(Yard::new_run_id(), spec, None).await.map_err(engine_error)?;
+        let submitted = yard.steering().submit(&yard.engine, Yard::new_run_id(), spec, None).await;
+        let id = submitted.map_err(engine_error)?;
         let run = Run::new(yard, id);
         run.drive();
         Ok(run)
@@ -444,7 +445,7 @@ impl Run {
     }
 
     async fn command(&self, command: Command) -> Result<()> {
-        Ok(self.yard.engine.command(&self.id, command, None).await.map_err(engine_error)?)
+        Ok(Place::command(&*self.yard, &self.id, command).await?)
     }
 
     async fn view(&self) -> Result<RunView> {

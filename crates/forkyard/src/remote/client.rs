@@ -227,6 +227,11 @@ pub fn coded(text: &str) -> String {
     out
 }
 
+/// For one part of a path, whatever it holds.
+pub fn segment(text: &str) -> String {
+    coded(text).replace('/', "%2F").replace('.', "%2E")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,24 +9,26 @@ use forkyard_core::fork::{Fork, ForkEvent};
 use forkyard_core::run::{Command, Run, RunEvent};
 use forkyard_core::sandbox::ProviderKind;
 use forkyard_core::spec::RunSpec;
-use forkyard_core::view::{DiffStat, ForkView, Progress, RunView};
+use forkyard_core::view::{DiffStat, EngineKind, ForkView, Progress, RunView};
 use forkyard_core::{Attempt, ForkNum, Millis, RunId, SandboxId, Timestamp, Usd, event};
 use forkyard_engine::git::{CommitId, CommitInfo, FileChange, Git, GitConfig, Lines, Repo};
 use forkyard_engine::ports::StoredText;
 use forkyard_engine::results::Comparison;
 use forkyard_engine::sandboxes::Sandboxes;
 use forkyard_sandbox::Provider;
-use forkyard_server::dto::chores::{Chore, Cleaned, Freed};
+use forkyard_server::dto::chores::{Chore, Cleaned, CleanupStopped, Freed, StopCleanup};
 use forkyard_server::dto::event::{Event, EventPage};
 use forkyard_server::dto::fork::{Commits, Message};
 use forkyard_server::dto::result::{ChangedFile, Diff};
 use forkyard_server::dto::run::{AddForks, RunDetail, RunPage};
+use forkyard_server::dto::token::{CreateToken, NewToken, Token, Tokens};
 use forkyard_server::dto::{fork, result, run};
 use forkyard_server::error::Code;
 use forkyard_store::{EventQuery, NewEvent, Recorded, RunQuery, StreamId, Watch};
+use reqwest::Method;
 use serde_json::Value;
 
-use super::client::{Client, coded};
+use super::client::{Client, Refused, coded, segment};
 use super::request;
 use super::sandbox::RemoteProvider;
 use crate::commands::add::Like;
@@ -282,8 +284,29 @@ impl Place for Remote {
     async fn cleanup(&self, max_age: Millis, dry_run: bool) -> Result<Cleaned> {
         self.client.post("/cleanup", &Chore { older_than_ms: max_age.0, dry_run }).await
     }
+    async fn stop_cleanup(&self, engine: EngineKind) -> Result<CleanupStopped> {
+        self.client.post("/cleanup/stop", &StopCleanup { engine: engine.into() }).await
+    }
+    async fn make_token(&self, request: CreateToken) -> Result<NewToken> {
+        self.client.post("/tokens", &request).await
+    }
+    async fn tokens(&self) -> Result<Vec<Token>> {
+        Ok(self.client.get::<Tokens>("/tokens").await?.tokens)
+    }
+    async fn revoke_token(&self, id: &str) -> Result<bool> {
+        let request = self.client.request(Method::DELETE, &format!("/tokens/{}", segment(id)));
+        match self.client.send(request).await {
+            Ok(_) => Ok(true),
+            Err(Refused::Said(e)) if e.code == Code::TokenNotFound => Ok(false),
+            Err(e) => Err(self.client.error(e)),
+        }
+    }
     async fn gc(&self, older_than: Millis, dry_run: bool) -> Result<Freed> {
         self.client.post("/gc", &Chore { older_than_ms: older_than.0, dry_run }).await
+    }
+
+    async fn record(&self, _: &str, _: &str, _: Value) -> Result<()> {
+        Ok(())
     }
 
     async fn branch(&self, view: &RunView, fork: ForkNum, into: &Repo, name: &str) -> Result<()> {

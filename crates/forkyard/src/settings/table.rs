@@ -273,6 +273,10 @@ settings! {
 
     /// How long `forkyard serve` keeps runs that have ended, with their events and results. Unset: for ever.
     retention_runs: Option<Millis> = "retention.runs" { range: Some(("1s", "3650d")), env: &[var("FORKYARD_RETENTION_RUNS")] }
+    /// How long `forkyard serve` keeps the audit trail: who steered what, and what was said to agents.
+    retention_audit: Millis = "retention.audit" { default: Some("365d"), range: Some(("1s", "36500d")), env: &[var("FORKYARD_RETENTION_AUDIT")] }
+    /// How long `forkyard serve` still lists tokens that were revoked or have expired.
+    retention_tokens: Millis = "retention.tokens" { default: Some("30d"), range: Some(("1s", "36500d")), env: &[var("FORKYARD_RETENTION_TOKENS")] }
 
     /// What is logged to standard error: a level, or `target=level` filters.
     log: String = "log" { default: Some("warn"), env: &[var("FORKYARD_LOG")] }

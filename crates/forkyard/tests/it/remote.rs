@@ -356,16 +356,38 @@ fn who_may_not_or_can_not_is_told_why() {
     assert_eq!(with("FORKYARD_TOKEN", token, &["list"]).code, 0);
     let refused = with("FORKYARD_TOKEN", token, &["sandbox", "create", "--network", "none"]);
     assert!(refused.code == 1 && refused.stderr.contains("scope steer"), "{}", refused.stderr);
-    for args in [&["worker"][..], &["serve"], &["token", "list"]] {
-        let refused = p.remote(args);
-        assert!(
-            refused.code == 2 && refused.stderr.contains("about this machine"),
-            "{args:?}: {}",
-            refused.stderr
-        );
+    // It would clean up another machine than the one that is meant.
+    let refused = p.remote(&["cleanup"]);
+    assert!(refused.code == 2 && refused.stderr.contains("about this machine"), "{}", refused.stderr);
+    // What is about this machine alone refuses a server that is named to it, and pays no heed to any other.
+    let (url, set) = (p.server.url.clone(), format!("remote.url={}", p.server.url));
+    for args in [
+        &["demo"][..],
+        &["worker"],
+        &["serve"],
+        &["bench", "sandbox"],
+        &["trust"],
+        &["completions", "bash"],
+        &["doctor", "--attack"],
+    ] {
+        for named in [["--server", &url], ["--set", &set]] {
+            let refused = p.remote(&[args, &named].concat());
+            assert!(
+                refused.code == 2 && refused.stderr.contains("no server does this"),
+                "{args:?} {named:?}: {}",
+                refused.stderr
+            );
+        }
     }
-    // What is about this machine alone does not ask.
     assert_eq!(p.remote(&["config"]).code, 0);
+    assert_eq!(p.remote(&["completions", "bash"]).code, 0);
+    let here = p.remote(&["worker", "--run", "nosuchrun"]);
+    assert!(here.code == 2 && here.stderr.contains("there is no run nosuchrun"), "{}", here.stderr);
+    drop(Server::start_env(
+        &World::new(),
+        &["--port", "0", "--no-work"],
+        &[("DISABLE_METRICS", "true"), ("FORKYARD_SERVER", &url)],
+    ));
     let doctor = p.remote(&["doctor"]);
     assert!(
         doctor.code == 0 && doctor.stdout.contains("of scope admin"),
@@ -375,6 +397,59 @@ fn who_may_not_or_can_not_is_told_why() {
     );
     let doctor = with("FORKYARD_TOKEN", "fy_wrong", &["doctor"]);
     assert!(doctor.code == 1 && doctor.stdout.contains('✗'), "{}", doctor.stdout);
+}
+
+#[test]
+fn tokens_are_the_servers() {
+    let p = Pair::new();
+    let made = p.remote_json(&["token", "create", "laptop", "--expires", "1d", "--json"]);
+    let (id, text) = (made["id"].as_str().unwrap(), made["token"].as_str().unwrap());
+    for args in [&["token", "list"][..], &["token", "list", "--json"], &["token", "revoke", "../x"]] {
+        let (here, there) = (p.remote(args), p.there.run(args));
+        assert_eq!(
+            (here.code, &here.stdout, &here.stderr),
+            (there.code, &there.stdout, &there.stderr),
+            "{args:?}"
+        );
+    }
+    assert_eq!(p.there.json(&["token", "list", "--json"])["tokens"][1]["name"], "laptop");
+    let with = |args: &[&str]| {
+        let mut program = p.program(args);
+        program.env("FORKYARD_TOKEN", text);
+        ran(program, &p.there)
+    };
+    assert_eq!(with(&["list"]).code, 0);
+    for args in [&["token", "list"][..], &["token", "create", "x"], &["stop-cleanup"]] {
+        let refused = with(args);
+        assert!(refused.code == 1 && refused.stderr.contains("scope admin"), "{args:?}: {}", refused.stderr);
+    }
+    assert_eq!(p.remote(&["token", "revoke", id]).stdout, format!("{id} is revoked.\n"));
+    assert_eq!(with(&["list"]).code, 1);
+    // Nothing of it was done here.
+    let mut here = p.there.program(&["token", "list"]);
+    here.env("FORKYARD_HOME", p.home.path());
+    assert!(ran(here, &p.there).stdout.starts_with("There is no token."));
+}
+
+#[test]
+fn a_cleanup_is_stopped_on_the_server() {
+    let p = Pair::new();
+    let mut cleanup =
+        p.there.program(&["cleanup", "--interval", "1h"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(cleanup.stdout.take().unwrap()).lines();
+    assert!(said.next().unwrap().unwrap().starts_with("Looking for orphaned sandboxes"));
+    // It begins with a look at everything; told to stop before that, it would not have heard.
+    super::until("it stops", || {
+        let told = p.remote_json(&["stop-cleanup", "--json"]);
+        assert_eq!(told["schema"], "forkyard.cleanup/1");
+        cleanup.try_wait().unwrap().is_some()
+    });
+    assert!(cleanup.wait().unwrap().success());
+    assert!(said.next().unwrap().unwrap().contains("sandboxes removed so far"));
+    let none = p.remote(&["stop-cleanup", "--engine", "temporal"]);
+    assert!(none.code == 1 && none.stderr.contains("knows of no Temporal service"), "{}", none.stderr);
+    let (here, there) = (p.remote(&["stop-cleanup"]), p.there.run(&["stop-cleanup"]));
+    assert_eq!((here.code, here.stdout), (0, there.stdout));
 }
 
 #[test]

@@ -62,14 +62,54 @@ async fn a_run_is_paused_talked_to_added_to_and_cancelled() {
     let inside = format!("/api/v1/sandboxes/{sandbox}");
     let task = s.get(&format!("{inside}/task")).await;
     assert_eq!((&task["status"], &task["task_id"]), (&json!("running"), &json!(format!("{run}/1"))));
-    let urgent = json!({ "message": "hurry", "source": "guardian", "priority": "urgent" });
-    s.ask(Method::POST, &format!("{inside}/interventions"), Some(urgent), 202).await;
-    event(&s, &run, "agent.message_injected", 3).await;
-    let past = s.get(&format!("{inside}/interventions")).await;
-    assert_eq!(
-        (&past["interventions"][0]["message"], &past["interventions"][0]["type"]),
-        (&json!("hurry"), &json!("interrupt"))
-    );
+    let interventions = format!("{inside}/interventions");
+    for (field, value) in [("source", "somebody"), ("priority", "high"), ("inject_mode", "now")] {
+        let refused = s.ask(Method::POST, &interventions, Some(json!({ "message": "x", field: value })), 400);
+        assert_eq!(refused.await["error"]["code"], "bad_request", "{field}");
+    }
+    // What waits is read by its priority, once somebody stops what the agent does.
+    let later = json!({ "message": "later", "source": "system" });
+    let soon = json!({ "message": "soon", "priority": "urgent", "inject_mode": "next_turn" });
+    let now = json!({ "message": "now", "source": "guardian", "inject_mode": "immediate" });
+    let mut meant = Vec::new();
+    for said in [later, soon, now] {
+        let mut answer = s.ask(Method::POST, &interventions, Some(said), 202).await;
+        assert!(answer["message_id"].is_u64() && answer["status"] == "queued", "{answer}");
+        meant.push(["type", "source", "priority", "inject_mode"].map(|key| answer[key].take()));
+    }
+    let expected = [
+        ["system", "system", "normal", "next_turn"],
+        ["user_message", "user", "urgent", "next_turn"],
+        ["interrupt", "guardian", "normal", "immediate"],
+    ];
+    assert_eq!(meant, expected);
+    event(&s, &run, "agent.message_injected", 5).await;
+    let told = s.get(&format!("{at}/events?types=agent.message_injected&fork=1")).await;
+    let told: Vec<[&Value; 3]> = told["events"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|e| ["content", "source", "priority"].map(|key| &e["data"][key]))
+        .collect();
+    let expected = [
+        [json!("soon"), json!("user"), json!("urgent")],
+        [json!("later"), json!("system"), Value::Null],
+        [json!("now"), json!("guardian"), Value::Null],
+    ];
+    assert_eq!(told, expected.each_ref().map(|e| e.each_ref()));
+    let past = s.get(&interventions).await;
+    let past: Vec<[&Value; 5]> = past["interventions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|p| ["message", "type", "source", "priority", "inject_mode"].map(|key| &p[key]))
+        .collect();
+    let expected = [
+        ["now", "interrupt", "guardian", "normal", "immediate"],
+        ["soon", "user_message", "user", "urgent", "next_turn"],
+        ["later", "system", "system", "normal", "next_turn"],
+    ];
+    assert_eq!(past, expected);
     let events = s.get(&format!("{inside}/events?limit=1&event_type=agent.tool_use")).await;
     assert_eq!(
         (&events["total_count"], &events["events"][0]["event_type"]),
@@ -100,12 +140,80 @@ async fn a_run_is_paused_talked_to_added_to_and_cancelled() {
         "fork.message",
         "fork.message",
         "fork.message",
+        "fork.message",
+        "fork.message",
         "run.add_forks",
         "run.cancel_fork",
         "run.cancel",
     ];
     assert_eq!(actions, expected);
     assert_eq!(w.run(&["sandbox", "list"]).stdout, "There is no sandbox.\n");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_steers_at_the_machine_itself_is_in_the_audit_trail_too() {
+    let w = World::with_commit();
+    let s = Server::start(&w);
+    let run = w.started();
+    event(&s, &run, "agent.tool_use", 2).await;
+    let fork = format!("{run}/0");
+    let sandbox = async |n: u32| {
+        let fork = s.get(&format!("/api/v1/runs/{run}/forks/{n}")).await;
+        fork["sandbox_id"].as_str().unwrap().to_string()
+    };
+    let (first, second) = (sandbox(0).await, sandbox(1).await);
+    let token = w.json(&["token", "create", "laptop", "--json"])["id"].as_str().unwrap().to_string();
+    for args in [
+        &["message", &fork, "look here"][..],
+        &["message", &fork, "stop", "--interrupt"],
+        &["pause", &run],
+        &["resume", &run, "--no-wait"],
+        &["add", &run, "-p", "another"],
+        &["sandbox", "exec", &second, "true"],
+        &["cancel", &format!("{run}/1"), "--no-wait"],
+        &["cancel", &run],
+        &["cleanup", "--once", "--max-age", "1d"],
+        &["gc", "--dry-run", "--older-than", "365d"],
+        &["stop-cleanup"],
+        &["token", "revoke", &token],
+    ] {
+        let ran = w.run(args);
+        assert_eq!(ran.code, 0, "{args:?}: {}{}", ran.stdout, ran.stderr);
+    }
+    let deeds = s.get("/api/v1/audit").await;
+    let deeds: Vec<&Value> = deeds["entries"].as_array().unwrap().iter().rev().collect();
+    let said: Vec<(&str, &str)> =
+        deeds.iter().map(|d| (d["action"].as_str().unwrap(), d["target"].as_str().unwrap())).collect();
+    let expected = [
+        ("run.create", run.as_str()),
+        ("token.create", "laptop"),
+        ("fork.message", &fork),
+        ("fork.message", &fork),
+        ("run.pause", &run),
+        ("run.resume", &run),
+        ("run.add_forks", &run),
+        ("sandbox.exec", &second),
+        ("run.cancel_fork", &run),
+        ("run.cancel", &run),
+        ("server.cleanup", "server"),
+        ("server.gc", "server"),
+        ("server.stop_cleanup", "server"),
+        ("token.revoke", &token),
+    ];
+    assert_eq!(said, expected);
+    let user = std::process::Command::new("id").arg("-un").output().unwrap().stdout;
+    let user = format!("local:{}", String::from_utf8(user).unwrap().trim());
+    for deed in &deeds {
+        assert_eq!((&deed["who"], &deed["token_id"]), (&json!(user), &json!("local")), "{deed}");
+    }
+    assert_eq!(deeds[0]["detail"]["prompt"], "add a line");
+    assert_eq!(deeds[2]["detail"], json!({ "type": "user_message", "content": "look here" }));
+    assert_eq!(deeds[3]["detail"]["type"], "interrupt");
+    assert_eq!(deeds[6]["detail"]["prompt"], "another");
+    assert_eq!(deeds[7]["detail"]["command"], "true");
+    // What was said at the machine is among what was said to the agent.
+    let past = s.get(&format!("/api/v1/sandboxes/{first}/interventions")).await;
+    assert_eq!(past["interventions"][1]["message"], "look here", "{past}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -149,6 +257,31 @@ async fn words_are_seen_while_they_are_spoken() {
     assert!(said.contains("three") && batches > 1, "{batches}: {said:?}");
     let quiet = s.get(&format!("/api/v1/runs/{run}/events/stream")).await;
     assert!(!quiet.as_str().unwrap().contains("event: live"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_audit_trail_and_tokens_that_are_over_are_kept_as_long_as_the_settings_say() {
+    let w = World::with_commit();
+    w.ended(&[]);
+    let revoked = w.json(&["token", "create", "revoked", "--json"])["id"].as_str().unwrap().to_string();
+    w.run(&["token", "revoke", &revoked]);
+    w.json(&["token", "create", "expired", "--expires", "1ms", "--json"]);
+    w.json(&["token", "create", "valid", "--json"]);
+    let names = |t: &Value| -> Vec<String> {
+        let all = t["tokens"].as_array().unwrap().iter();
+        all.map(|t| t["name"].as_str().unwrap().to_string()).collect()
+    };
+    // As it is, nothing is old enough.
+    let s = Server::start_with(&w, &["--port", "0", "--no-work"]);
+    s.until("/api/v1/tokens", |t| names(t) == ["revoked", "expired", "valid", "owner"]).await;
+    assert_eq!(s.get("/api/v1/audit").await["entries"].as_array().unwrap().len(), 5);
+    drop(s);
+    // Older than a second by the time that it is looked at.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    let short = ["--set", "retention.audit=1s", "--set", "retention.tokens=1s"];
+    let s = Server::start_with(&w, &[&["--port", "0", "--no-work"], &short[..]].concat());
+    s.until("/api/v1/tokens", |t| names(t) == ["valid", "owner"]).await;
+    s.until("/api/v1/audit", |a| a["entries"].as_array().unwrap().is_empty()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

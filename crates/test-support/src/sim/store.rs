@@ -297,6 +297,12 @@ impl Access for SimStore {
     async fn revoke_token(&self, id: &str, at: Timestamp) -> Result<()> {
         self.mem.revoke_token(id, at).await
     }
+    async fn forget_tokens(&self, before: Timestamp) -> Result<u64> {
+        self.mem.forget_tokens(before).await
+    }
+    async fn forget_deeds(&self, before: Timestamp) -> Result<u64> {
+        self.mem.forget_deeds(before).await
+    }
     async fn put_audit(&self, deed: Deed) -> Result<u64> {
         self.mem.put_audit(deed).await
     }

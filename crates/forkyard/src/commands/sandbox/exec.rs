@@ -34,6 +34,8 @@ impl ExecArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         let timeout = self.timeout.as_deref().map(|t| duration("--timeout", t)).transpose()?;
         let sandbox = attach(place, &self.sandbox).await?;
+        let said = json!({ "command": self.command.join(" ") });
+        place.record("sandbox.exec", self.sandbox.as_str(), said).await?;
         let timeout = timeout.map(Millis::as_duration);
         let result = run_inside(&*sandbox, &self.command, self.cwd.clone(), timeout, out).await?;
         Ok(status(&result))

@@ -59,6 +59,7 @@ impl CpArgs {
                 }
                 let mode = std::os::unix::fs::PermissionsExt::mode(&meta.permissions()) & 0o777;
                 let path = into_folder(&*sandbox, &path, &from).await?;
+                place.record("sandbox.write_file", id.as_str(), json!({ "path": path })).await?;
                 let bytes = sandbox.write_file_from(&path, &mut file, Some(mode)).await?;
                 said(out, "cp", &id, &format!("{bytes} bytes to {id}:{path}"))
             }

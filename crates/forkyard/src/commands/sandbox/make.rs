@@ -212,6 +212,7 @@ impl SnapshotArgs {
             Some(id) => id.clone(),
             None => SnapshotId::new(format!("n{}", random_text(9)))?,
         };
+        place.record("sandbox.snapshot", self.sandbox.as_str(), json!({ "snapshot": id })).await?;
         let info = sandbox.snapshot(&id, &Labels::new()).await?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.snapshot/1", "snapshot": info }))?;
@@ -246,7 +247,9 @@ impl ForkArgs {
         let options = MakeOptions { lifetime: self.lifetime.clone(), ..MakeOptions::default() };
         let snapshot = SnapshotId::new(format!("n{}", random_text(9)))?;
         let made = (0..self.count).map(|_| new_id()).collect::<Result<Vec<_>>>()?;
-        place.sandboxes().fork(&self.sandbox, &snapshot, &made, options.spec(place.settings())?).await?;
+        let spec = options.spec(place.settings())?;
+        place.record("sandbox.fork", self.sandbox.as_str(), json!({ "children": made })).await?;
+        place.sandboxes().fork(&self.sandbox, &snapshot, &made, spec).await?;
         if out.json {
             out.json(
                 &json!({ "schema": "forkyard.sandbox_fork/1", "parent": self.sandbox, "sandboxes": made }),

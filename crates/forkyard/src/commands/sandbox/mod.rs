@@ -12,7 +12,7 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 use forkyard_core::SandboxId;
 use forkyard_sandbox::{ErrorKind, Provider, Sandbox, SandboxInfo};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::cli::Global;
 use crate::error::{CliError, Result};
@@ -99,6 +99,7 @@ fn steer(global: &Global, args: &OneArgs, word: &str, out: &mut Output<'_>) -> R
     with_place(global, async |place| {
         let id = &args.sandbox;
         let (provider, info) = find(place, id).await?;
+        place.record(&format!("sandbox.{word}"), id.as_str(), Value::Null).await?;
         match word {
             "start" => drop(provider.start(id, info.attempt).await?),
             "stop" => provider.stop(id).await?,

@@ -5,6 +5,7 @@ use clap::Args;
 use forkyard_core::SandboxId;
 use forkyard_sandbox::{ExecEvent, ExecRequest, PtySize};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -54,6 +55,8 @@ impl ShellArgs {
             max_output: Some(u64::MAX),
             ..ExecRequest::new(command).env("TERM", term)
         };
+        let said = json!({ "command": request.argv.join(" ") });
+        place.record("sandbox.pty", self.sandbox.as_str(), said).await?;
         let mut exec = sandbox.exec(request).await?;
         let mut resized = signal(SignalKind::window_change())?;
         let raw = Raw::enter()?;

@@ -129,7 +129,8 @@ pub struct RmArgs {
 impl RmArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         for id in &self.sandboxes {
-            let (provider, _) = find(place, id).await?;
+            let (provider, info) = find(place, id).await?;
+            place.record("sandbox.delete", id.as_str(), json!(info.labels)).await?;
             provider.destroy(id).await?;
             if !out.json {
                 out.line(&format!("{id} is gone."))?;
