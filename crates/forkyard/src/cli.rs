@@ -62,35 +62,71 @@ pub struct Global {
 }
 
 #[derive(Debug, Subcommand)]
+#[command(defer = true)]
 pub enum Command {
+    /// Watch a whole run on a small bundled repository: real sandboxes, real tools, a scripted model, no key.
     Demo(commands::demo::DemoArgs),
+    /// Fork a repository, let an agent work in each fork, and rank the results.
     Fork(commands::fork::ForkArgs),
+    /// Show a run and its forks, or one fork.
     Status(commands::status::StatusArgs),
+    /// List runs, newest first.
     List(commands::list::ListArgs),
+    /// Watch a run on the full screen: forks, live feed, diff, messages.
     Watch(commands::watch::WatchArgs),
+    /// Show what the agents of a run said and did.
     Logs(commands::logs::LogsArgs),
+    /// Show the events of a run.
     Events(commands::events::EventsArgs),
+    /// Show what a fork changed.
     Diff(commands::diff::DiffArgs),
+    /// Compare the results of a run: files by forks, what they agree and differ on.
     Compare(commands::compare::CompareArgs),
+    /// Bring a result into the repository: as a branch, onto the working tree, or as a patch. All of it or nothing.
     Apply(commands::apply::ApplyArgs),
+    /// Say something to a running agent; it reads it before its next tool call.
     Message(commands::message::MessageArgs),
+    /// Pause a run: no fork starts and no model is asked until it is resumed.
     Pause(commands::pause::PauseArgs),
+    /// Resume a run that is paused, detached or crashed, and drive it if nobody else does.
     Resume(commands::resume::ResumeArgs),
+    /// Cancel a run, or one fork of it. Work that is done stays for diff and apply.
     Cancel(commands::cancel::CancelArgs),
+    /// Add forks to a run that is under way.
     Add(commands::add::AddArgs),
+    /// Play the session of a fork again, in the terminal.
     Replay(commands::replay::ReplayArgs),
+    /// Drive runs of the store until stopped.
     Worker(commands::worker::WorkerArgs),
+    /// Serve the dashboard and the HTTP API, and drive runs like a worker does.
     Serve(commands::serve::ServeArgs),
+    /// Make, list and revoke tokens for the HTTP API.
     Token(commands::token::TokenArgs),
+    /// Run a specification from a file: forks that differ in prompt, model, system prompt, image, limits or captured
+    /// files.
     Run(commands::run::RunArgs),
+    /// Look for orphaned sandboxes and remove them, until stopped.
     Cleanup(commands::cleanup::CleanupArgs),
+    /// Stop a cleanup that another process does, and say what it has done.
     StopCleanup(commands::cleanup::StopCleanupArgs),
+    /// Remove old runs, snapshots and caches, and say what that frees.
     Gc(commands::gc::GcArgs),
+    /// Make and use sandboxes by hand.
     Sandbox(commands::sandbox::SandboxArgs),
+    /// Show every setting, its value and where it comes from.
     Config(commands::config::ConfigArgs),
+    /// Trust the exact content of a project's forkyard.toml.
+    ///
+    /// A project's file may set what acts inside the sandbox. Everything else in it (secrets, allow-lists, endpoints, volumes,
+    /// policy) counts only after this, and only until the file changes.
     Trust(commands::trust::TrustArgs),
+    /// Say what this machine offers, and how to get the rest.
     Doctor(commands::doctor::DoctorArgs),
+    /// Measure this machine.
     Bench(commands::bench::BenchArgs),
+    /// Print a completion script for a shell.
+    ///
+    /// For bash: forkyard completions bash > ~/.local/share/bash-completion/completions/forkyard
     Completions(commands::completions::CompletionsArgs),
 }
 

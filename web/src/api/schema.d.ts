@@ -55,6 +55,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/cleanup/stop": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Ends a cleanup that was started by `forkyard cleanup`, and says what it has done. */
+        post: operations["stop_cleanup"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/docs": {
         parameters: {
             query?: never;
@@ -814,10 +831,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** What was said to the agent in a sandbox through this API, newest first. */
+        /** What was said to the agent in a sandbox, by this API or on its machine, newest first: for as long as the audit trail is kept. */
         get: operations["list_interventions"];
         put?: never;
-        /** Steers the agent in a sandbox: urgent or immediate ones stop what it is doing. */
+        /** Steers the agent in a sandbox. */
         post: operations["intervene"];
         delete?: never;
         options?: never;
@@ -1110,7 +1127,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** All tokens, revoked and expired ones included; browsers' sessions not. */
+        /** All tokens, revoked and expired ones included until they are forgotten; browsers' sessions not. */
         get: operations["list_tokens"];
         put?: never;
         /** Makes a token. */
@@ -1148,8 +1165,11 @@ export interface paths {
         /**
          * Events over a WebSocket.
          * @description The server sends `{"event": …}` for each, and `{"caught_up"}`, `{"catch_up"}`, `{"end"}` with run and position as SSE
-         *     does. A client may send `{"subscribe": {"run", "fork", "types", "after"}}` and `{"unsubscribe": {"run"}}` at any time;
-         *     what it gets wrong is answered with `{"error": …}`.
+         *     does. A client may send `{"subscribe": {"run", "fork", "types", "after"}}` and `{"unsubscribe": {"run"}}` at any time, with
+         *     `"sandbox"` in place of run and fork; what it gets wrong is answered with `{"error": …}`.
+         *
+         *     One connection watches at most 200 runs. Where more are under way and none was named, the newest are told, and an
+         *     `{"error": {"code": "too_many", …}}` says how many are not: name runs by `entity_ids`, on several connections.
          */
         get: operations["watch_events"];
         put?: never;
@@ -1414,6 +1434,23 @@ export interface components {
             error?: string | null;
             /** @description In place of both, where nothing was to be done. */
             would_remove?: string[] | null;
+        };
+        CleanupStats: {
+            /**
+             * Format: int64
+             * @description Milliseconds since 1970.
+             */
+            last_cleanup?: number | null;
+            last_error?: string | null;
+            running: boolean;
+            /** Format: int64 */
+            total_cleaned: number;
+        };
+        /** @description A cleanup that was told to end. */
+        CleanupStopped: {
+            /** @description In their place: what it waits for, to hear of it. */
+            notice?: string | null;
+            stats?: components["schemas"]["CleanupStats"] | null;
         };
         /**
          * @description What went wrong, for programs. Names and meanings are for ever.
@@ -1830,6 +1867,9 @@ export interface components {
             content: string;
             /** Format: int64 */
             id: number;
+            /** @description Urgent ones are to be read before the others that wait. */
+            priority?: components["schemas"]["Priority"];
+            source?: components["schemas"]["InterventionSource"] | null;
             type: components["schemas"]["MessageType"];
         };
         InboxPage: {
@@ -1842,13 +1882,20 @@ export interface components {
             /** @description Why, and what to do instead. */
             content: string;
         };
+        Intervened: components["schemas"]["Queued"] & components["schemas"]["Meant"];
         Intervention: {
-            inject_mode?: components["schemas"]["InjectMode"];
+            inject_mode?: components["schemas"]["InjectMode"] | null;
+            /** @description At most 10,000 characters; control characters are dropped. */
             message: string;
+            /** @description Urgent ones are read before all others that wait. */
             priority?: components["schemas"]["Priority"];
+            /** @description Who speaks; the agent is told. Unsaid: user. */
             source?: components["schemas"]["InterventionSource"];
         };
-        /** @enum {string} */
+        /**
+         * @description Who speaks.
+         * @enum {string}
+         */
         InterventionSource: "guardian" | "user" | "system";
         Interventions: {
             interventions: components["schemas"]["PastIntervention"][];
@@ -1895,6 +1942,13 @@ export interface components {
             /** @description On this server; works once, for ten minutes. */
             path: string;
         };
+        /** @description How a message is meant, whichever way it was sent. */
+        Meant: {
+            inject_mode: components["schemas"]["InjectMode"];
+            priority: components["schemas"]["Priority"];
+            source: components["schemas"]["InterventionSource"];
+            type: components["schemas"]["MessageType"];
+        };
         /** @description What to say to an agent. */
         Message: {
             /** @description At most 10,000 characters; control characters are dropped. */
@@ -1912,7 +1966,7 @@ export interface components {
             /** @description Shown this once. */
             token: string;
         };
-        PastIntervention: {
+        PastIntervention: components["schemas"]["Meant"] & {
             /**
              * Format: int64
              * @description Milliseconds since 1970.
@@ -1920,8 +1974,8 @@ export interface components {
             at: number;
             /** Format: int64 */
             id: number;
+            /** @description Its first 2,000 characters. */
             message: string;
-            type: string;
             who: string;
         };
         /**
@@ -1942,7 +1996,10 @@ export interface components {
             /** @description Who says so; it is recorded as testimony from inside whoever that is. */
             source?: components["schemas"]["EventSource"];
         };
-        /** @enum {string} */
+        /**
+         * @description Of what waits for an agent, the urgent is read first.
+         * @enum {string}
+         */
         Priority: "normal" | "urgent";
         Progress: {
             /** Format: int32 */
@@ -2232,7 +2289,10 @@ export interface components {
         };
         /** @enum {string} */
         SandboxStatus: "running" | "paused" | "stopped" | "dead";
-        /** @enum {string} */
+        /**
+         * @description What a token may do; each includes those before it.
+         * @enum {string}
+         */
         Scope: "read" | "steer" | "admin";
         Snapshot: {
             /** Format: int64 */
@@ -2293,6 +2353,10 @@ export interface components {
             running: boolean;
             /** @description Oldest first. */
             samples: components["schemas"]["Sample"][];
+        };
+        /** @description Whose cleanup is to end. */
+        StopCleanup: {
+            engine: components["schemas"]["EngineKind"];
         };
         /**
          * @description Why whoever worked inside has stopped.
@@ -2448,6 +2512,8 @@ export type Checks = components['schemas']['Checks'];
 export type Children = components['schemas']['Children'];
 export type Chore = components['schemas']['Chore'];
 export type Cleaned = components['schemas']['Cleaned'];
+export type CleanupStats = components['schemas']['CleanupStats'];
+export type CleanupStopped = components['schemas']['CleanupStopped'];
 export type Code = components['schemas']['Code'];
 export type Commit = components['schemas']['Commit'];
 export type Commits = components['schemas']['Commits'];
@@ -2484,6 +2550,7 @@ export type InboxMessage = components['schemas']['InboxMessage'];
 export type InboxPage = components['schemas']['InboxPage'];
 export type InjectMode = components['schemas']['InjectMode'];
 export type Interrupt = components['schemas']['Interrupt'];
+export type Intervened = components['schemas']['Intervened'];
 export type Intervention = components['schemas']['Intervention'];
 export type InterventionSource = components['schemas']['InterventionSource'];
 export type Interventions = components['schemas']['Interventions'];
@@ -2493,6 +2560,7 @@ export type Lifecycle = components['schemas']['Lifecycle'];
 export type LimitMeans = components['schemas']['LimitMeans'];
 export type Limits = components['schemas']['Limits'];
 export type LoginLink = components['schemas']['LoginLink'];
+export type Meant = components['schemas']['Meant'];
 export type Message = components['schemas']['Message'];
 export type MessageType = components['schemas']['MessageType'];
 export type NetworkMode = components['schemas']['NetworkMode'];
@@ -2534,6 +2602,7 @@ export type Source = components['schemas']['Source'];
 export type SseMessage = components['schemas']['SseMessage'];
 export type Stats = components['schemas']['Stats'];
 export type StatsHistory = components['schemas']['StatsHistory'];
+export type StopCleanup = components['schemas']['StopCleanup'];
 export type StopReason = components['schemas']['StopReason'];
 export type Task = components['schemas']['Task'];
 export type TaskComplete = components['schemas']['TaskComplete'];
@@ -2628,6 +2697,38 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Cleaned"];
+                };
+            };
+            /** @description What is wrong, by a stable code */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ErrorBody"];
+                };
+            };
+        };
+    };
+    stop_cleanup: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["StopCleanup"];
+            };
+        };
+        responses: {
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CleanupStopped"];
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -4347,7 +4448,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["Queued"];
+                    "application/json": components["schemas"]["Intervened"];
                 };
             };
             /** @description What is wrong, by a stable code */
@@ -5062,7 +5163,7 @@ export interface operations {
                 event_types?: string;
                 /** @description `run`: events of runs themselves; `fork`: of forks; `sandbox`: those that name a sandbox. With commas between them. */
                 entity_types?: string;
-                /** @description RUN or RUN/N, with commas between them; left out: every run that is under way or begins. */
+                /** @description RUN, RUN/N or the id of a run's sandbox, with commas between them; left out: every run that is under way or begins. */
                 entity_ids?: string;
                 /** @description Also what agents say while they say it, as far as this server drives them; recorded nowhere. */
                 live?: boolean;

@@ -92,8 +92,29 @@ static AHEAD: std::sync::Mutex<Option<std::thread::JoinHandle<Helper>>> = std::s
 /// For a program that will make a sandbox whatever it does first: the helper that sandboxes come from is started beside that.
 /// If nobody takes it, it ends with this process.
 pub fn expect_sandboxes() {
-    let started = std::thread::Builder::new().name("zygote-start".into()).spawn(|| spawn_guest(ZYGOTE));
+    let here = rustix::thread::sched_getcpu();
+    let start = move || {
+        leave_cpu(here);
+        spawn_guest(ZYGOTE)
+    };
+    let started = std::thread::Builder::new().name("zygote-start".into()).spawn(start);
     *AHEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = started.ok();
+}
+
+/// Goes to another processor, if this is `cpu` and there is one: a new thread often starts on that of the one which made it, and
+/// both would wait for each other there until the kernel's next look, which is longer than either of them lives.
+fn leave_cpu(cpu: usize) {
+    use rustix::thread::{sched_getaffinity, sched_getcpu, sched_setaffinity};
+    let Ok(all) = sched_getaffinity(None) else { return };
+    if sched_getcpu() != cpu || all.count() < 2 {
+        return;
+    }
+    let mut others = all;
+    others.unset(cpu);
+    if sched_setaffinity(None, &others).is_ok() {
+        // Whom it starts may run anywhere.
+        let _ = sched_setaffinity(None, &all);
+    }
 }
 
 /// The one that was started ahead, or one that is started now.

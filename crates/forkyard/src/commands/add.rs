@@ -17,7 +17,6 @@ use crate::runs::{see_to, the_live_run, the_run, with_place};
 use crate::temporal;
 use crate::yard::Yard;
 
-/// Add forks to a run that is under way.
 #[derive(Debug, Clone, Args)]
 pub struct AddArgs {
     /// The run.

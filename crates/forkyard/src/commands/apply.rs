@@ -16,7 +16,6 @@ use crate::place::{Place, the_changes};
 use crate::render::plain;
 use crate::runs::{captured, chosen, with_place};
 
-/// Bring a result into the repository: as a branch, onto the working tree, or as a patch. All of it or nothing.
 #[derive(Debug, Clone, Args)]
 pub struct ApplyArgs {
     /// RUN/N, or RUN for its best fork.

@@ -15,7 +15,6 @@ use crate::render::table::{left, right};
 use crate::render::{Cell, Color, Table};
 use crate::yard::random_text;
 
-/// Measure this machine.
 #[derive(Debug, Clone, Args)]
 pub struct BenchArgs {
     #[command(subcommand)]

@@ -15,7 +15,6 @@ use crate::place::Place;
 use crate::runs::{leave_to_worker, the_fork, the_live_run, with_place};
 use crate::temporal;
 
-/// Cancel a run, or one fork of it. Work that is done stays for diff and apply.
 #[derive(Debug, Clone, Args)]
 pub struct CancelArgs {
     /// RUN or RUN/N.

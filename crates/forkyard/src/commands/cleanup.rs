@@ -25,7 +25,6 @@ use crate::settings::{Raw, Value};
 use crate::temporal;
 use crate::yard::Yard;
 
-/// Look for orphaned sandboxes and remove them, until stopped.
 #[derive(Debug, Clone, Args)]
 pub struct CleanupArgs {
     /// How often; a bare number is minutes [default: 15m].
@@ -45,7 +44,6 @@ pub struct CleanupArgs {
     pub engine: Option<String>,
 }
 
-/// Stop a cleanup that another process does, and say what it has done.
 #[derive(Debug, Clone, Args)]
 pub struct StopCleanupArgs {
     /// Whose: embedded or temporal [default: embedded].

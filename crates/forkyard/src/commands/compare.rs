@@ -15,7 +15,6 @@ use crate::render::{Cell, Table, fit};
 use crate::results::RunResult;
 use crate::runs::{the_fork, the_run, the_target, with_place};
 
-/// Compare the results of a run: files by forks, what they agree and differ on.
 #[derive(Debug, Clone, Args)]
 pub struct CompareArgs {
     /// The run [default: the run here that is under way, else the newest].

@@ -6,9 +6,6 @@ use crate::error::Result;
 use crate::exit::Exit;
 use crate::output::Output;
 
-/// Print a completion script for a shell.
-///
-/// For bash: forkyard completions bash > ~/.local/share/bash-completion/completions/forkyard
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
     /// The shell.

@@ -9,7 +9,6 @@ use crate::render::table::left;
 use crate::render::{Cell, Color, Table, plain};
 use crate::settings::{Effective, Origin, TABLE, nearest};
 
-/// Show every setting, its value and where it comes from.
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
     /// Only these keys, or keys of these tables.

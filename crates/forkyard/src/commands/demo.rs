@@ -16,7 +16,6 @@ use crate::output::Output;
 use crate::temporal;
 use crate::yard::{Yard, random_text};
 
-/// Watch a whole run on a small bundled repository: real sandboxes, real tools, a scripted model, no key.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// Model to use instead of the script, such as `sonnet` (needs its key).

@@ -13,7 +13,6 @@ use crate::render::table::{left, right};
 use crate::render::{Cell, Color, Style, Table, plain_block};
 use crate::runs::{chosen, the_target, with_place};
 
-/// Show what a fork changed.
 #[derive(Debug, Clone, Args)]
 pub struct DiffArgs {
     /// RUN/N, or RUN for its best fork [default: the run here that is under way, else the newest].

@@ -21,7 +21,6 @@ use crate::settings::Settings;
 
 mod attack;
 
-/// Say what this machine offers, and how to get the rest.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Attack a sandbox as a hostile agent would, and say what stopped each attempt; exit status 1 on a breach.

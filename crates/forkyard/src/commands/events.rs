@@ -18,7 +18,6 @@ use crate::render::table::{left, right};
 use crate::render::{Cell, Color, Table, fit, plain};
 use crate::runs::{the_target, with_place};
 
-/// Show the events of a run.
 #[derive(Debug, Clone, Args)]
 pub struct EventsArgs {
     /// RUN or RUN/N [default: the run here that is under way, else the newest].

@@ -18,7 +18,6 @@ use crate::runs::{leave_to_worker, with_place_flags};
 use crate::settings::Settings;
 use crate::yard::Yard;
 
-/// Fork a repository, let an agent work in each fork, and rank the results.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ForkArgs {
     /// A URL, or a folder of a local repository [default: here].

@@ -21,7 +21,6 @@ use crate::render::plain;
 use crate::runs::{captured, with_place};
 use crate::yard::Yard;
 
-/// Remove old runs, snapshots and caches, and say what that frees.
 #[derive(Debug, Clone, Args)]
 pub struct GcArgs {
     /// Only what is older than this.

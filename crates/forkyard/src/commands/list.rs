@@ -13,7 +13,6 @@ use crate::render::{Cell, Color, Table};
 use crate::runs::with_place;
 use crate::temporal;
 
-/// List runs, newest first.
 #[derive(Debug, Clone, Args)]
 pub struct ListArgs {
     /// How many.

@@ -16,7 +16,6 @@ use crate::render::session;
 use crate::render::style::Style;
 use crate::runs::{the_fork, the_run, the_target, with_place};
 
-/// Show what the agents of a run said and did.
 #[derive(Debug, Clone, Args)]
 pub struct LogsArgs {
     /// RUN or RUN/N [default: the run here that is under way, else the newest].

@@ -13,7 +13,6 @@ use crate::place::Place;
 use crate::runs::{see_to, the_fork, the_live_run, with_place};
 use crate::temporal;
 
-/// Say something to a running agent; it reads it before its next tool call.
 #[derive(Debug, Clone, Args)]
 pub struct MessageArgs {
     /// RUN/N, or RUN for all of its forks.

@@ -11,7 +11,6 @@ use crate::output::Output;
 use crate::runs::{has_worker, the_live_run, with_place};
 use crate::temporal;
 
-/// Pause a run: no fork starts and no model is asked until it is resumed.
 #[derive(Debug, Clone, Args)]
 pub struct PauseArgs {
     /// The run.

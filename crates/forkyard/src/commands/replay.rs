@@ -14,7 +14,6 @@ use crate::place::Place;
 use crate::render::session;
 use crate::runs::{chosen, the_target, with_place};
 
-/// Play the session of a fork again, in the terminal.
 #[derive(Debug, Clone, Args)]
 pub struct ReplayArgs {
     /// The fork [default: the best one of the run here that is under way, else of the newest].

@@ -10,7 +10,6 @@ use crate::output::Output;
 use crate::runs::{leave_to_worker, the_live_run, with_place_flags};
 use crate::temporal;
 
-/// Resume a run that is paused, detached or crashed, and drive it if nobody else does.
 #[derive(Debug, Clone, Args)]
 pub struct ResumeArgs {
     /// The run.

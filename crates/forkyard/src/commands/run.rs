@@ -16,8 +16,6 @@ use crate::output::Output;
 use crate::runs::with_place_flags;
 use crate::settings::{ByteSize, Raw, Settings, Value};
 
-/// Run a specification from a file: forks that differ in prompt, model, system prompt, image, limits or captured
-/// files.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     /// A TOML or YAML file; `-` reads TOML from standard input.

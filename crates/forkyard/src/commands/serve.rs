@@ -31,7 +31,6 @@ use crate::output::Output;
 use crate::runs::{stop_on_signals, with_flags};
 use crate::yard::Yard;
 
-/// Serve the dashboard and the HTTP API, and drive runs like a worker does.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ServeArgs {
     /// Address to listen on [default: 127.0.0.1].

@@ -18,7 +18,6 @@ use crate::results::{ForkResult, RunResult};
 use crate::runs::{collected, is_abandoned, the_fork, the_run, the_target, with_place};
 use crate::temporal;
 
-/// Show a run and its forks, or one fork.
 #[derive(Debug, Clone, Args)]
 pub struct StatusArgs {
     /// RUN or RUN/N [default: the run here that is under way, else the newest].

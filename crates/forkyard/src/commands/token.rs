@@ -15,7 +15,6 @@ use crate::render::table::left;
 use crate::render::{Cell, Color, Table};
 use crate::runs::with_place;
 
-/// Make, list and revoke tokens for the HTTP API.
 #[derive(Debug, Clone, Args)]
 pub struct TokenArgs {
     #[command(subcommand)]

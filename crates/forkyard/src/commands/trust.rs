@@ -10,10 +10,6 @@ use crate::output::Output;
 use crate::render::{plain, plain_block};
 use crate::settings::{Origin, PROJECT_FILE, Trust, environment, find_project_file, home, read_file};
 
-/// Trust the exact content of a project's forkyard.toml.
-///
-/// A project's file may set what acts inside the sandbox. Everything else in it (secrets, allow-lists, endpoints, volumes,
-/// policy) counts only after this, and only until the file changes.
 #[derive(Debug, Args)]
 pub struct TrustArgs {
     /// The file; by default that of the repository around the current folder.

@@ -12,7 +12,6 @@ use crate::output::Output;
 use crate::runs::{the_target, with_place};
 use crate::watch::watch;
 
-/// Watch a run on the full screen: forks, live feed, diff, messages.
 #[derive(Debug, Clone, Args)]
 pub struct WatchArgs {
     /// RUN or RUN/N [default: the run here that is under way, else the newest].

@@ -12,7 +12,6 @@ use crate::output::Output;
 use crate::runs::{stop_on_signals, the_run, with_flags};
 use crate::temporal;
 
-/// Drive runs of the store until stopped.
 #[derive(Debug, Clone, Args)]
 pub struct WorkerArgs {
     /// Only this run, then end.

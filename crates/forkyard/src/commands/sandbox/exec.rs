@@ -13,7 +13,6 @@ use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::Place;
 
-/// Run a command in a sandbox; its exit status becomes this program's.
 #[derive(Debug, Clone, Args)]
 pub struct ExecArgs {
     /// The sandbox.

@@ -18,7 +18,6 @@ use crate::render::{Cell, Table};
 /// Bytes that are asked for at a time.
 const PIECE: u64 = 1 << 20;
 
-/// Copy a file into a sandbox or out of it.
 #[derive(Debug, Clone, Args)]
 pub struct CpArgs {
     /// A file of the host, or SANDBOX:PATH.
@@ -102,7 +101,6 @@ async fn into_folder(sandbox: &dyn Sandbox, path: &str, from: &Path) -> Result<S
     }
 }
 
-/// List the files of a folder in a sandbox.
 #[derive(Debug, Clone, Args)]
 pub struct LsArgs {
     /// The sandbox.
@@ -143,7 +141,6 @@ impl LsArgs {
     }
 }
 
-/// Write a file of a sandbox to standard output, byte by byte.
 #[derive(Debug, Clone, Args)]
 pub struct CatArgs {
     /// The sandbox.

@@ -140,7 +140,6 @@ fn new_id() -> Result<SandboxId> {
     Ok(SandboxId::new(format!("s{}", random_text(9)))?)
 }
 
-/// Make a sandbox, which lives until it is removed or its lifetime is over.
 #[derive(Debug, Clone, Args)]
 pub struct CreateArgs {
     /// Its name [default: one that nobody has].
@@ -163,7 +162,6 @@ impl CreateArgs {
     }
 }
 
-/// Run a command in a new sandbox and remove it afterwards.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     #[command(flatten)]
@@ -194,7 +192,6 @@ impl RunArgs {
     }
 }
 
-/// Freeze the files of a sandbox under a name, from which others can start.
 #[derive(Debug, Clone, Args)]
 pub struct SnapshotArgs {
     /// The sandbox.
@@ -227,7 +224,6 @@ impl SnapshotArgs {
     }
 }
 
-/// Make copy-on-write children of a sandbox; it goes on as it is.
 #[derive(Debug, Clone, Args)]
 pub struct ForkArgs {
     /// The sandbox.

@@ -21,7 +21,6 @@ use crate::output::Output;
 use crate::place::Place;
 use crate::runs::{with_place, with_sandboxes};
 
-/// Make and use sandboxes by hand.
 #[derive(Debug, Clone, Args)]
 pub struct SandboxArgs {
     #[command(subcommand)]
@@ -29,28 +28,43 @@ pub struct SandboxArgs {
 }
 
 #[derive(Debug, Clone, Subcommand)]
+#[command(defer = true)]
 pub enum SandboxCommand {
+    /// Run a command in a new sandbox and remove it afterwards.
     Run(make::RunArgs),
+    /// Make a sandbox, which lives until it is removed or its lifetime is over.
     Create(make::CreateArgs),
+    /// List sandboxes, those of runs included.
     List(show::ListArgs),
+    /// Run a command in a sandbox; its exit status becomes this program's.
     Exec(exec::ExecArgs),
+    /// Open a shell in a sandbox, on a terminal of its own.
     Shell(shell::ShellArgs),
+    /// Copy a file into a sandbox or out of it.
     Cp(files::CpArgs),
+    /// List the files of a folder in a sandbox.
     Ls(files::LsArgs),
+    /// Write a file of a sandbox to standard output, byte by byte.
     Cat(files::CatArgs),
+    /// Show what a sandbox uses.
     Stats(show::StatsArgs),
+    /// Ask a sandbox whether it is well; exit status 1 if it is not.
     Health(show::HealthArgs),
     /// Start a stopped sandbox on the files that it had.
     Start(OneArgs),
     /// End a sandbox's processes and keep its files.
     Stop(OneArgs),
+    /// Freeze the files of a sandbox under a name, from which others can start.
     Snapshot(make::SnapshotArgs),
+    /// List snapshots, those of runs included, or remove some.
     Snapshots(snapshots::SnapshotsArgs),
+    /// Make copy-on-write children of a sandbox; it goes on as it is.
     Fork(make::ForkArgs),
     /// Freeze all processes of a sandbox.
     Pause(OneArgs),
     /// Let a paused sandbox go on.
     Resume(OneArgs),
+    /// End sandboxes and remove everything of them.
     Rm(show::RmArgs),
 }
 

@@ -15,7 +15,6 @@ use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::place::Place;
 
-/// Open a shell in a sandbox, on a terminal of its own.
 #[derive(Debug, Clone, Args)]
 pub struct ShellArgs {
     /// The sandbox.

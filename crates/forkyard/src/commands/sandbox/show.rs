@@ -13,7 +13,6 @@ use crate::render::session::day;
 use crate::render::table::left;
 use crate::render::{Cell, Color, Table, plain};
 
-/// List sandboxes, those of runs included.
 #[derive(Debug, Clone, Args)]
 pub struct ListArgs {}
 
@@ -56,7 +55,6 @@ impl ListArgs {
     }
 }
 
-/// Show what a sandbox uses.
 #[derive(Debug, Clone, Args)]
 pub struct StatsArgs {
     /// The sandbox.
@@ -95,7 +93,6 @@ impl StatsArgs {
     }
 }
 
-/// Ask a sandbox whether it is well; exit status 1 if it is not.
 #[derive(Debug, Clone, Args)]
 pub struct HealthArgs {
     /// The sandbox.
@@ -118,7 +115,6 @@ impl HealthArgs {
     }
 }
 
-/// End sandboxes and remove everything of them.
 #[derive(Debug, Clone, Args)]
 pub struct RmArgs {
     /// The sandboxes.

@@ -12,7 +12,6 @@ use crate::render::session::day;
 use crate::render::table::left;
 use crate::render::{Cell, Table};
 
-/// List snapshots, those of runs included, or remove some.
 #[derive(Debug, Clone, Args)]
 pub struct SnapshotsArgs {
     /// Remove these; sandboxes that were made from them keep working.
