@@ -33,56 +33,33 @@ pub mod worker;
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, Parser, Subcommand};
+    use clap::{CommandFactory, Parser};
 
-    use super::*;
-
-    /// Every command that has arguments, whether the program offers it already or not.
-    #[derive(Debug, Parser)]
-    struct All {
-        #[command(subcommand)]
-        command: Command,
-    }
-
-    #[derive(Debug, Subcommand)]
-    enum Command {
-        Add(add::AddArgs),
-        Apply(apply::ApplyArgs),
-        Bench(bench::BenchArgs),
-        Cancel(cancel::CancelArgs),
-        Cleanup(cleanup::CleanupArgs),
-        StopCleanup(cleanup::StopCleanupArgs),
-        Compare(compare::CompareArgs),
-        Demo(demo::DemoArgs),
-        Diff(diff::DiffArgs),
-        Events(events::EventsArgs),
-        Fork(fork::ForkArgs),
-        Gc(gc::GcArgs),
-        List(list::ListArgs),
-        Logs(logs::LogsArgs),
-        Message(message::MessageArgs),
-        Pause(pause::PauseArgs),
-        Replay(replay::ReplayArgs),
-        Resume(resume::ResumeArgs),
-        Run(run::RunArgs),
-        Sandbox(sandbox::SandboxArgs),
-        Serve(serve::ServeArgs),
-        Status(status::StatusArgs),
-        Token(token::TokenArgs),
-        Watch(watch::WatchArgs),
-        Worker(worker::WorkerArgs),
-    }
+    use crate::cli::Cli;
 
     #[test]
     fn definitions_are_sound_and_every_option_is_explained() {
-        let mut all = All::command();
-        all.build();
-        all.clone().debug_assert();
-        for command in all.get_subcommands().filter(|c| c.get_name() != "help") {
-            assert!(command.get_about().is_some(), "{}", command.get_name());
-            for arg in command.get_arguments() {
-                assert!(arg.get_help().is_some(), "{} {}", command.get_name(), arg.get_id());
+        let listed = Cli::command();
+        let mut built = listed.clone();
+        built.build();
+        built.clone().debug_assert();
+        fn check(listed: &clap::Command, built: &clap::Command) {
+            let name = built.get_name();
+            // Options that several commands share must not bring a text for the command.
+            let said = |c: &clap::Command| c.get_about().map(ToString::to_string);
+            assert!(said(listed).is_some(), "{name}");
+            assert_eq!(said(listed), said(built), "{name}");
+            for arg in built.get_arguments() {
+                assert!(arg.get_help().is_some(), "{name} {}", arg.get_id());
             }
+        }
+        check(&listed, &built);
+        let names = built.get_subcommands().map(clap::Command::get_name);
+        for name in names.filter(|name| *name != "help") {
+            check(listed.find_subcommand(name).unwrap(), built.find_subcommand(name).unwrap());
+        }
+        for command in built.find_subcommand("sandbox").unwrap().get_subcommands() {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
         }
     }
 
@@ -110,7 +87,7 @@ mod tests {
             "token revoke abc",
         ] {
             let words = std::iter::once("forkyard").chain(line.split(' '));
-            All::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
+            Cli::try_parse_from(words).unwrap_or_else(|e| panic!("{line}: {e}"));
         }
     }
 
@@ -134,7 +111,7 @@ mod tests {
             "serve --tls-cert a",
         ] {
             let words = std::iter::once("forkyard").chain(line.split(' '));
-            assert!(All::try_parse_from(words).is_err(), "{line}");
+            assert!(Cli::try_parse_from(words).is_err(), "{line}");
         }
     }
 }

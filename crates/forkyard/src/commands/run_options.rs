@@ -11,7 +11,8 @@ use forkyard_core::{SandboxId, SnapshotId};
 use crate::error::{CliError, Result};
 use crate::settings::{Flags, Settings, Value};
 
-/// Values are checked with the settings that they override, so that errors are the same wherever one comes from.
+// Not a doc comment, which would become the text of the command that it is a part of.
+// Values are checked with the settings that they override, so that errors are the same wherever one comes from.
 #[derive(Debug, Clone, Default, Args)]
 pub struct RunOptions {
     /// Forks of the run [default: 1, or one for each prompt and model].

@@ -19,7 +19,8 @@ use crate::place::Place;
 use crate::settings::{Flags, Settings};
 use crate::yard::random_text;
 
-/// How a sandbox is made. Values are checked with the settings that they override.
+// Not a doc comment, which would become the text of the command that it is a part of.
+// How a sandbox is made. Values are checked with the settings that they override.
 #[derive(Debug, Clone, Default, Args)]
 pub struct MakeOptions {
     /// Who makes it: local or docker [default: local].
