@@ -26,6 +26,7 @@ export class World {
     this.repo = join(this.dir, "repo");
     mkdirSync(this.repo);
     mkdirSync(this.home);
+    this.pages = [];
   }
 
   /** Files of the repository, committed. */
@@ -137,7 +138,18 @@ export class World {
     page.clean = async () => assert.deepEqual(await page.faults(), []);
     const link = await this.api("/login-links", null, "POST");
     await page.goto(this.url + link.path);
+    this.pages.push(page);
     return page;
+  }
+
+  /** For whoever reads of a failure: what was on the pages, and what the server knew. */
+  async shown() {
+    for (const page of this.pages) {
+      const text = await page.locator("main").innerText({ timeout: 1000 }).catch((e) => String(e));
+      console.error(`${page.url()}\n${text.slice(0, 2000)}\n`);
+    }
+    const live = await this.api("/runs?live=true").catch(() => ({ runs: [] }));
+    for (const { id } of live.runs) console.error(JSON.stringify(await this.api(`/runs/${id}/forks`).catch(String)).slice(0, 2000));
   }
 
   async end() {
@@ -165,6 +177,7 @@ export async function scenario(work) {
     await work(world);
   } catch (e) {
     failed = e;
+    await world.shown();
   }
   await world.end();
   if (failed) {

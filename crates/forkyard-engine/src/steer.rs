@@ -1,7 +1,9 @@
 //! Whoever steers, over the API or at this machine, is in the audit trail before it is done, so that nothing is done unrecorded.
 
+use std::collections::BTreeSet;
+
 use forkyard_core::run::Command;
-use forkyard_core::spec::RunSpec;
+use forkyard_core::spec::{ForkSpec, RunSpec};
 use forkyard_core::{ForkNum, RunId, Timestamp};
 use forkyard_store::{Deed, MessageId, Store, StoreError};
 use serde_json::{Value, json};
@@ -10,8 +12,11 @@ use crate::git::shown_url;
 use crate::ports::StoredText;
 use crate::{Engine, EngineError};
 
-/// Of what somebody said, this much is kept.
-const MAX_DETAIL_CHARS: usize = 2000;
+/// Of what somebody said, this much is kept: of its beginning, and of its end.
+const HEAD_CHARS: usize = 1500;
+const TAIL_CHARS: usize = 500;
+/// So many different prompts of one run are kept.
+const MAX_PROMPTS: usize = 20;
 
 /// Who steers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,8 +61,11 @@ impl Steering<'_> {
         spec: RunSpec,
         key: Option<String>,
     ) -> Result<RunId, EngineError> {
-        let prompt = spec.forks.first().map(|f| &f.prompt);
-        let detail = json!({ "repo": shown_url(&spec.repo.source), "prompt": prompt });
+        let detail = json!({
+            "repo": shown_url(&spec.repo.source),
+            "count": spec.forks.len(),
+            "prompts": prompts(&spec.forks),
+        });
         self.record("run.create", id.as_str(), detail).await?;
         engine.submit(id, spec, key).await
     }
@@ -91,24 +99,48 @@ fn detail(command: &Command) -> Value {
     match command {
         Command::CancelFork { fork } => json!({ "fork": fork }),
         Command::AddForks { forks } => {
-            let first = forks.first();
-            json!({
-                "count": forks.len(),
-                "prompt": first.map(|f| &f.prompt),
-                "model": first.map(|f| &f.model),
-            })
+            let models: BTreeSet<&str> = forks.iter().map(|f| f.model.as_str()).collect();
+            json!({ "count": forks.len(), "prompts": prompts(forks), "models": models })
         }
         Command::Pause | Command::Resume | Command::Detach | Command::Cancel => Value::Null,
     }
 }
 
+/// Each different one, in order.
+fn prompts(forks: &[ForkSpec]) -> Vec<&str> {
+    let mut seen = BTreeSet::new();
+    forks.iter().map(|f| f.prompt.as_str()).filter(|p| seen.insert(*p)).take(MAX_PROMPTS).collect()
+}
+
+/// Nobody hides what matters behind a long beginning.
 fn shortened(detail: Value) -> Value {
     match detail {
-        Value::String(s) if s.chars().count() > MAX_DETAIL_CHARS => {
-            let kept: String = s.chars().take(MAX_DETAIL_CHARS).collect();
-            format!("{kept}…").into()
+        Value::String(s) => {
+            let left_out = s.chars().count().saturating_sub(HEAD_CHARS + TAIL_CHARS);
+            if left_out == 0 {
+                return s.into();
+            }
+            let head: String = s.chars().take(HEAD_CHARS).collect();
+            let tail: String = s.chars().skip(HEAD_CHARS + left_out).collect();
+            format!("{head}… ({left_out} characters) …{tail}").into()
         }
+        Value::Array(all) => all.into_iter().map(shortened).collect(),
         Value::Object(map) => map.into_iter().map(|(k, v)| (k, shortened(v))).collect(),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_what_is_long_the_end_is_kept_too() {
+        let text = |n: usize| format!("{}rm -rf /", " ".repeat(n));
+        assert_eq!(shortened(json!(text(100))), json!(text(100)));
+        let kept = shortened(json!({ "command": ["sh", "-c", text(9_000)] }));
+        let said = kept["command"][2].as_str().unwrap();
+        assert!(said.ends_with("rm -rf /") && said.contains("(7008 characters)"), "{said}");
+        assert!(said.chars().count() < HEAD_CHARS + TAIL_CHARS + 40);
     }
 }

@@ -65,15 +65,14 @@ pub struct InsideFile {
 }
 
 impl InsideFile {
-    /// All of it. A host's file that can't be read adds nothing.
-    pub fn content(&self) -> Bytes {
-        let Some(Ok(mut content)) = self.begins_with.as_ref().map(std::fs::read) else {
-            return self.data.clone();
-        };
+    /// All of it.
+    pub fn content(&self) -> std::io::Result<Bytes> {
+        let Some(host) = &self.begins_with else { return Ok(self.data.clone()) };
+        let mut content = std::fs::read(host)?;
         if content.last().is_some_and(|last| *last != b'\n') {
             content.push(b'\n');
         }
         content.extend_from_slice(&self.data);
-        content.into()
+        Ok(content.into())
     }
 }

@@ -93,6 +93,12 @@ pub trait Place: Send + Sync {
     async fn gc(&self, older_than: Millis, dry_run: bool) -> Result<Freed>;
     /// What is about to be done to a sandbox or a snapshot goes into the audit trail; a server's own hand does it there.
     async fn record(&self, action: &str, target: &str, detail: Value) -> Result<()>;
+    /// The same for what gives room back: a full disk, on which nothing can be recorded, must not stand in its way.
+    async fn record_removal(&self, action: &str, target: &str, detail: Value) {
+        if let Err(e) = self.record(action, target, detail).await {
+            tracing::warn!(action, target, "this is not in the audit trail: {}", e.message);
+        }
+    }
     /// The result as a new branch of a repository of this machine.
     async fn branch(&self, view: &RunView, fork: ForkNum, into: &Repo, name: &str) -> Result<()>;
 }
@@ -198,7 +204,10 @@ impl Place for Yard {
         self.store.blob(&captured_key(run, fork, path)).await.map_err(store_error)
     }
     async fn cleanup(&self, max_age: Millis, dry_run: bool) -> Result<Cleaned> {
-        self.record("server.cleanup", "server", json!(Chore { older_than_ms: max_age.0, dry_run })).await?;
+        let asked = Chore { older_than_ms: max_age.0, dry_run };
+        if !dry_run {
+            self.record_removal("server.cleanup", "server", json!(asked)).await;
+        }
         cleanup::once(self, max_age, dry_run).await
     }
     async fn stop_cleanup(&self, engine: EngineKind) -> Result<CleanupStopped> {
@@ -227,7 +236,10 @@ impl Place for Yard {
         Ok(true)
     }
     async fn gc(&self, older_than: Millis, dry_run: bool) -> Result<Freed> {
-        self.record("server.gc", "server", json!(Chore { older_than_ms: older_than.0, dry_run })).await?;
+        let asked = Chore { older_than_ms: older_than.0, dry_run };
+        if !dry_run {
+            self.record_removal("server.gc", "server", json!(asked)).await;
+        }
         gc::collect(self, older_than, dry_run).await
     }
     async fn record(&self, action: &str, target: &str, detail: Value) -> Result<()> {

@@ -125,15 +125,16 @@ pub async fn the_run(place: &dyn Place, id: &RunId) -> Result<RunView> {
     })
 }
 
-/// What a command that only looks is about: what was named, else the run that is meant without a doubt. Which one that is, is
-/// said beside its output. Commands that change anything take nothing but a name.
+/// What a command that only looks is about: what was named, else the run that is meant without a doubt. Runs that nobody drives
+/// are not under way. Which one it is, is said beside its output. Commands that change anything take nothing but a name.
 pub async fn the_target(place: &dyn Place, named: Option<&Target>) -> Result<Target> {
     if let Some(target) = named {
         return Ok(target.clone());
     }
     let query = RunQuery { limit: NEWEST_LOOK, ..RunQuery::default() };
     let all = place.runs(&query).await?;
-    let live = place.runs(&RunQuery { live: true, ..query }).await?;
+    let mut live = place.runs(&RunQuery { live: true, ..query }).await?;
+    live.retain(|r| !r.detached);
     // Of another machine, folders of this one say nothing.
     let here = place.here().and_then(|_| repository(&std::env::current_dir().ok()?));
     let is_here = |r: &&RunView| here.is_some() && repository(Path::new(&r.repo)) == here;
@@ -141,9 +142,15 @@ pub async fn the_target(place: &dyn Place, named: Option<&Target>) -> Result<Tar
         let of_here = |runs: Vec<RunView>| runs.into_iter().filter(|r| is_here(&r)).collect::<Vec<_>>();
         (of_here(live), of_here(all), " of this repository")
     } else {
-        (live, all, "")
+        (live, all, if here.is_some() { ", none of this repository" } else { "" })
     };
-    let (run, why) = match (&live[..], all.first()) {
+    let mut driven = Vec::new();
+    for run in live {
+        if !is_abandoned(place, &run).await? {
+            driven.push(run);
+        }
+    }
+    let (run, why) = match (&driven[..], all.first()) {
         ([one], _) => (one, format!("the one{whose} that is under way")),
         ([], Some(newest)) => (newest, format!("the newest{whose}")),
         ([], None) => {

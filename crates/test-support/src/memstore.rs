@@ -59,6 +59,7 @@ struct Data {
     processes: BTreeMap<String, (Process, Instant)>,
     tokens: BTreeMap<String, Token>,
     audit: Vec<AuditEntry>,
+    deeds: u64,
     next_id: u64,
     appends: u64,
 }
@@ -776,7 +777,8 @@ impl Access for MemStore {
     async fn put_audit(&self, deed: Deed) -> Result<u64> {
         access::check_deed(&deed)?;
         self.with(|d| {
-            let id = d.audit.last().map_or(0, |e| e.id) + 1;
+            d.deeds += 1;
+            let id = d.deeds;
             d.audit.push(AuditEntry { id, deed });
             Ok(id)
         })

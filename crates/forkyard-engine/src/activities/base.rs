@@ -7,10 +7,10 @@ use forkyard_core::sandbox::{Labels, Root};
 use forkyard_core::spec::Start;
 use forkyard_core::task::{Base, ErrorClass, Output, TaskError, TaskResult};
 use forkyard_core::{ForkNum, Role, RunId, SandboxId, SnapshotId};
-use forkyard_sandbox::{ErrorKind, ExecRequest, GlobRequest, Sandbox, SandboxStatus, TreeEntry};
+use forkyard_sandbox::{ErrorKind, ExecRequest, GitExport, Sandbox, SandboxStatus, TreeEntry};
 
-use super::{Hands, Job, git_error, is_url, now, run_command, sandbox_error};
-use crate::git::{CommitId, GitErrorKind, History, HistoryLimits, Repo, Tree};
+use super::{Hands, Job, Ran, git_error, is_url, now, run_command, sandbox_error};
+use crate::git::{CommitId, GitErrorKind, History, HistoryLimits, Repo, Tree, WorkLimits};
 
 /// What setup may take; the task's own limit is above it.
 const SETUP_LIMIT: Duration = Duration::from_secs(45 * 60);
@@ -20,8 +20,6 @@ const ARCHIVE_BUFFER: usize = 1 << 18;
 const GIT_DIR: &str = "/workspace/.git";
 /// A sandbox that forks go on from has at least one of this many files of the commit: fewer are names that any repository has.
 const FILES_FOR_ONE: usize = 10;
-/// Files of it that are looked at; whoever has more is taken at their word.
-const MAX_LOOKED_AT: usize = 100_000;
 /// Of files that were found or expected, these many are named.
 const MAX_FILES_NAMED: usize = 3;
 /// Longer than any branch name that is taken.
@@ -214,7 +212,7 @@ impl Hands {
     }
 
     pub(super) async fn set_up(&self, sandbox: &dyn Sandbox, setup: &str) -> Result<(), TaskError> {
-        let (code, _, output) = run_command(sandbox, setup, SETUP_LIMIT).await?;
+        let Ran { code, output, .. } = run_command(sandbox, setup, SETUP_LIMIT).await?;
         if code != 0 {
             let why = format!("setup ended with {code}\n{output}");
             return Err(TaskError::new(ErrorClass::Permanent, why));
@@ -396,14 +394,20 @@ async fn check_files(
     parent: &SandboxId,
     checkout: &Checkout,
 ) -> Result<(), TaskError> {
-    let request = GlobRequest { pattern: "*".into(), path: None, max: MAX_LOOKED_AT };
-    let found = sandbox.glob(request).await.map_err(sandbox_error)?;
-    let expected: BTreeSet<&str> = checkout.tree.entries.iter().map(|e| e.path.as_str()).collect();
-    let shared: BTreeSet<&str> =
-        found.iter().map(String::as_str).filter(|path| expected.contains(path)).collect();
-    if shared.len() * FILES_FOR_ONE >= expected.len() || found.len() >= MAX_LOOKED_AT {
+    // Not by a search, which leaves out what is ignored: that may be committed all the same.
+    let WorkLimits { max_files, max_bytes } = WorkLimits::default();
+    let tree = &checkout.tree.entries;
+    let export = GitExport { repo: None, base: tree.clone(), max_bytes, max_files: max_files as u64 };
+    let work = match sandbox.git_export(export).await {
+        Ok(work) => work,
+        Err(e) if e.kind == ErrorKind::TooLarge => return Ok(()),
+        Err(e) => return Err(sandbox_error(e)),
+    };
+    let there = tree.len().saturating_sub(work.deleted.len());
+    if there * FILES_FOR_ONE >= tree.len() {
         return Ok(());
     }
+    let expected: BTreeSet<&str> = tree.iter().map(|e| e.path.as_str()).collect();
     let named = |paths: &mut dyn Iterator<Item = &str>| {
         let mut some: Vec<&str> = paths.take(MAX_FILES_NAMED + 1).collect();
         if some.len() > MAX_FILES_NAMED {
@@ -418,10 +422,10 @@ async fn check_files(
              found {}; expected {}\n\
              name a sandbox with files of this repository, or one whose /workspace is empty",
             checkout.commit.as_str(),
-            shared.len(),
-            expected.len(),
-            named(&mut found.iter().map(String::as_str).filter(|p| !expected.contains(p))),
-            named(&mut expected.iter().copied().filter(|p| !shared.contains(p))),
+            there,
+            tree.len(),
+            named(&mut work.changed.iter().map(|f| f.path.as_str()).filter(|p| !expected.contains(p))),
+            named(&mut work.deleted.iter().map(String::as_str)),
         ),
     ))
 }

@@ -12,7 +12,7 @@ use forkyard_sandbox::{ErrorKind, Sandbox, WorkDiff};
 use forkyard_store::Store;
 
 use super::base::own_branch;
-use super::{Hands, Job, run_command, sandbox_error, store_error};
+use super::{Hands, Job, Ran, run_command, sandbox_error, store_error};
 use crate::git::tar;
 use crate::ports::{checkpoint_key, decode_work};
 
@@ -140,7 +140,7 @@ async fn restore(sandbox: &dyn Sandbox, work: &WorkDiff) -> Result<(), TaskError
     archive.extend(tar::END);
     sandbox.write_file(ARCHIVE, archive.into(), Some(0o600)).await.map_err(sandbox_error)?;
     let unpack = format!("tar -xmf {ARCHIVE} -C /workspace && rm -f {ARCHIVE}");
-    let (code, _, output) = run_command(sandbox, &unpack, UNPACK_LIMIT).await?;
+    let Ran { code, output, .. } = run_command(sandbox, &unpack, UNPACK_LIMIT).await?;
     if code != 0 {
         let why = format!("the checkpoint's files could not be unpacked: {output}");
         return Err(TaskError::new(ErrorClass::Permanent, why));

@@ -41,6 +41,8 @@ pub use worker::Inside;
 const LIFETIME_SLACK: Millis = Millis::minutes(30);
 /// Of what a command printed, this much is kept for people.
 const TAIL_BYTES: usize = 16 << 10;
+/// And this much is looked at.
+const MAX_OUTPUT_BYTES: u64 = 4 << 20;
 
 /// What comes from the user's configuration and not from a run.
 #[derive(Clone, Default)]
@@ -252,19 +254,26 @@ impl Hands {
     }
 }
 
-/// Runs a command of the user in a sandbox: exit code and the end of what it printed.
-async fn run_command(
-    sandbox: &dyn Sandbox,
-    script: &str,
-    limit: Duration,
-) -> Result<(i32, String, String), TaskError> {
-    let request = ExecRequest { max_output: Some(4 << 20), ..ExecRequest::shell(script).timeout(limit) };
+/// A command of the user that has ended.
+struct Ran {
+    code: i32,
+    stdout: String,
+    /// There was more than is kept.
+    cut: bool,
+    /// The end of all that it printed.
+    output: String,
+}
+
+/// Runs a command of the user in a sandbox.
+async fn run_command(sandbox: &dyn Sandbox, script: &str, limit: Duration) -> Result<Ran, TaskError> {
+    let request =
+        ExecRequest { max_output: Some(MAX_OUTPUT_BYTES), ..ExecRequest::shell(script).timeout(limit) };
     let (result, out, err) =
         sandbox.exec(request).await.map_err(sandbox_error)?.output().await.map_err(sandbox_error)?;
     let stdout = String::from_utf8_lossy(&out).into_owned();
     let mut both = stdout.clone();
     both.push_str(&String::from_utf8_lossy(&err));
-    Ok((result.exit_code, stdout, tail(&both)))
+    Ok(Ran { code: result.exit_code, stdout, cut: result.truncated, output: tail(&both) })
 }
 
 fn tail(text: &str) -> String {

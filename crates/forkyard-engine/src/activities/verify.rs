@@ -11,7 +11,7 @@ use forkyard_core::{Role, SandboxId};
 use forkyard_sandbox::{ErrorKind, GitExport, GlobRequest, Sandbox, TreeEntry};
 use globset::{Glob, GlobSet, GlobSetBuilder};
 
-use super::{Hands, Job, git_error, run_command, sandbox_error, tail};
+use super::{Hands, Job, MAX_OUTPUT_BYTES, Ran, git_error, run_command, sandbox_error, tail};
 use crate::git::{ChangeKind, CommitId, FileChange, Repo, WorkLimits};
 
 /// Of verify and of score, each; the task's own limit is above their sum.
@@ -154,17 +154,18 @@ impl Hands {
     async fn judge(&self, job: &Job, sandbox: &dyn Sandbox) -> Result<Verdict, TaskError> {
         let mut verdict = Verdict::default();
         if let Some(verify) = &job.spec.verify {
-            let (code, _, output) = run_command(sandbox, verify, JUDGE_LIMIT).await?;
+            let Ran { code, output, .. } = run_command(sandbox, verify, JUDGE_LIMIT).await?;
             verdict.passed = Some(code == 0);
             verdict.exit_code = Some(code);
             verdict.output = output;
         }
         if let Some(score) = &job.spec.score {
-            let (code, stdout, output) = run_command(sandbox, score, JUDGE_LIMIT).await?;
+            let Ran { code, stdout, cut, output } = run_command(sandbox, score, JUDGE_LIMIT).await?;
             let last = stdout.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or_default();
-            verdict.score = last.trim().parse::<f64>().ok().filter(|s| code == 0 && s.is_finite());
+            verdict.score = last.trim().parse::<f64>().ok().filter(|s| code == 0 && !cut && s.is_finite());
             if verdict.score.is_none() {
                 verdict.score_error = Some(match code {
+                    0 if cut => format!("it printed more than {} MiB", MAX_OUTPUT_BYTES >> 20),
                     0 if last.is_empty() => "it printed nothing".into(),
                     0 => {
                         let shown: String = last.trim().chars().take(MAX_SCORE_SHOWN).collect();

@@ -222,7 +222,7 @@ impl Home {
         files
             .iter()
             .map(|file| {
-                let content = file.content();
+                let content = file.content().map_err(failed(Path::new(&file.path)))?;
                 let path = self.0.join("shared").join(format!("file-{}", digest(&content)));
                 if !path.exists() {
                     self.put(&path, &content, file.mode)?;

@@ -30,19 +30,14 @@ pub fn name(shown: &[Shown], files: &[InsideFile]) -> String {
         (&file.path, file.mode, &file.data).hash(&mut hash);
         if let Some(host) = &file.begins_with {
             stamp(host, &mut hash);
+            // It may be a link.
+            stamp(&host.canonicalize().unwrap_or_default(), &mut hash);
         }
     }
-    etc().hash(&mut hash);
-    format!("{:016x}", hash.finish())
-}
-
-/// What is copied of the host's /etc.
-fn etc() -> u64 {
-    let mut hash = DefaultHasher::new();
     for entry in ETC {
         stamp(&Path::new("/etc").join(entry), &mut hash);
     }
-    hash.finish()
+    format!("{:016x}", hash.finish())
 }
 
 /// Files that are replaced, added or removed show in their folder's time; those at the top in their own.
@@ -73,7 +68,8 @@ impl Inner {
             if !there {
                 let (path, part) =
                     (offered.join(index.to_string()), offered.join(format!("{index}.{:x}", state::unique())));
-                std::fs::write(&part, file.content())
+                file.content()
+                    .and_then(|content| std::fs::write(&part, content))
                     .and_then(|()| std::fs::rename(&part, &path))
                     .map_err(|e| io_error(&path, &e))?;
             }
@@ -122,10 +118,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let host = dir.path().join("host");
         std::fs::write(&host, "one").unwrap();
-        let begun = name(&[], &[after(Some(&host), b"a")]);
-        assert_eq!(begun, name(&[], &[after(Some(&host), b"a")]));
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&host, &link).unwrap();
+        let begun = |host: &Path| name(&[], &[after(Some(host), b"a")]);
+        let (by_name, by_link) = (begun(&host), begun(&link));
+        assert_eq!((&by_name, &by_link), (&begun(&host), &begun(&link)));
         std::fs::write(&host, "three").unwrap();
-        assert_ne!(begun, name(&[], &[after(Some(&host), b"a")]));
+        assert_ne!(by_name, begun(&host));
+        assert_ne!(by_link, begun(&link));
         let of = || {
             let mut hash = DefaultHasher::new();
             stamp(dir.path(), &mut hash);

@@ -92,28 +92,25 @@ static AHEAD: std::sync::Mutex<Option<std::thread::JoinHandle<Helper>>> = std::s
 /// For a program that will make a sandbox whatever it does first: the helper that sandboxes come from is started beside that.
 /// If nobody takes it, it ends with this process.
 pub fn expect_sandboxes() {
-    let here = rustix::thread::sched_getcpu();
+    let caller = rustix::thread::gettid();
     let start = move || {
-        leave_cpu(here);
+        part_from(caller);
         spawn_guest(ZYGOTE)
     };
     let started = std::thread::Builder::new().name("zygote-start".into()).spawn(start);
     *AHEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = started.ok();
 }
 
-/// Goes to another processor, if this is `cpu` and there is one: a new thread often starts on that of the one which made it, and
-/// both would wait for each other there until the kernel's next look, which is longer than either of them lives.
-fn leave_cpu(cpu: usize) {
+/// Sends the thread `other` to another processor if it waits for this one: a new thread often starts on that of the one which
+/// made it, and one of them would wait until the kernel's next look, which comes after both could be done. It is the other that
+/// goes, because what this one starts would inherit the trace that this leaves in a thread.
+fn part_from(other: rustix::thread::Pid) {
     use rustix::thread::{sched_getaffinity, sched_getcpu, sched_setaffinity};
-    let Ok(all) = sched_getaffinity(None) else { return };
-    if sched_getcpu() != cpu || all.count() < 2 {
-        return;
-    }
-    let mut others = all;
-    others.unset(cpu);
-    if sched_setaffinity(None, &others).is_ok() {
-        // Whom it starts may run anywhere.
-        let _ = sched_setaffinity(None, &all);
+    let Ok(all) = sched_getaffinity(Some(other)) else { return };
+    let mut elsewhere = all;
+    elsewhere.unset(sched_getcpu());
+    if elsewhere.count() > 0 && sched_setaffinity(Some(other), &elsewhere).is_ok() {
+        let _ = sched_setaffinity(Some(other), &all);
     }
 }
 

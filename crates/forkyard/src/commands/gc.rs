@@ -45,6 +45,8 @@ pub async fn collect(yard: &Yard, age: Millis, dry_run: bool) -> Result<Freed> {
     gc.remove_images(yard, &mut freed).await;
     if !dry_run {
         leftovers(yard).await;
+        let (now, s) = (Clock::system().now(), &yard.settings);
+        forget_access(yard, now - s.retention_audit, now - s.retention_tokens).await.map_err(store_error)?;
     }
     Ok(freed)
 }

@@ -2,7 +2,11 @@
 
 use std::fmt::Write;
 
-use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+use unicode_segmentation::UnicodeSegmentation;
+use unicode_width::UnicodeWidthStr;
+
+/// What a tab is shown as.
+const TAB: &str = "    ";
 
 /// One line: every character that moves a cursor, hides text or turns its direction is spelt out.
 pub fn plain(text: &str) -> String {
@@ -48,14 +52,14 @@ pub fn fit(text: &str, max: usize) -> String {
         return text.to_string();
     }
     let mut out = String::new();
-    let mut used = 0;
-    for c in text.chars() {
-        let w = c.width().unwrap_or(0);
-        if used + w + 1 > max {
+    // What is seen as one character takes the columns of the whole, not of its parts.
+    for seen in text.graphemes(true) {
+        let before = out.len();
+        out.push_str(seen);
+        if width(&out) + 1 > max {
+            out.truncate(before);
             break;
         }
-        used += w;
-        out.push(c);
     }
     if max > 0 {
         out.push('…');
@@ -63,27 +67,28 @@ pub fn fit(text: &str, max: usize) -> String {
     out
 }
 
-/// Lines of at most `width` columns, broken after a space where there is one.
-pub fn wrap(text: &str, width: usize) -> Vec<String> {
+/// Lines of at most `max` columns, broken at a space where there is one.
+pub fn wrap(text: &str, max: usize) -> Vec<String> {
+    let text = text.replace('\t', TAB);
+    if width(&text) <= max {
+        return vec![text];
+    }
     let mut lines = Vec::new();
     let mut line = String::new();
-    let mut used = 0;
-    // Where the line could be broken: bytes and columns up to and with the last space.
-    let mut space: Option<(usize, usize)> = None;
-    for c in text.chars() {
-        let w = c.width().unwrap_or(0);
-        if used + w > width && !line.is_empty() {
-            let (at, columns) = space.take().unwrap_or((line.len(), used));
+    // Where the line could be broken: up to and with the last space that is not of an indent.
+    let mut space = None;
+    for seen in text.graphemes(true) {
+        let before = line.len();
+        line.push_str(seen);
+        if width(&line) > max && before > 0 {
+            let at = if seen == " " { line.len() } else { space.unwrap_or(before) };
             let rest = line.split_off(at);
             line.truncate(line.trim_end().len());
             lines.push(std::mem::replace(&mut line, rest));
-            used -= columns;
+            space = None;
         }
-        line.push(c);
-        used += w;
-        // Not within an indent.
-        if c == ' ' && !line.trim().is_empty() {
-            space = Some((line.len(), used));
+        if seen == " " && !line.trim().is_empty() {
+            space = Some(line.len());
         }
     }
     if !line.is_empty() || lines.is_empty() {
@@ -118,6 +123,7 @@ mod tests {
         assert_eq!(fit("hello", 0), "");
         for max in 0..10 {
             assert!(width(&fit("日a本b語🦀", max)) <= max);
+            assert!(width(&fit("error ⚠️ tests ❤️ failed 👍🏽", max)) <= max);
         }
     }
 
@@ -128,15 +134,20 @@ mod tests {
         assert_eq!(wrap("日本語です", 4), ["日本", "語で", "す"]);
         assert_eq!(wrap("", 4), [""]);
         assert_eq!(wrap("ab", 0), ["a", "b"]);
+        assert_eq!(wrap("aa bbb cc", 6), ["aa bbb", "cc"]);
+        assert_eq!(wrap("done 👍🏽", 7), ["done 👍🏽"]);
+        assert_eq!(wrap("⚠️⚠️⚠️", 4), ["⚠️⚠️", "⚠️"]);
+        assert_eq!(wrap("a\tbc", 5), ["a", "bc"]);
     }
 
     proptest! {
         #[test]
-        fn nothing_but_spaces_is_lost_and_no_line_is_too_wide(text in "[a-z日本 ]{0,80}", columns in 2_usize..30) {
+        fn nothing_but_spaces_is_lost_and_no_line_is_too_wide(text in "([a-z日本 \t]|⚠️|👍🏽|e\u{301}){0,80}", columns in 2_usize..30) {
             let lines = wrap(&text, columns);
             prop_assert!(lines.iter().all(|l| width(l) <= columns), "{lines:?}");
-            let letters = |s: &str| s.chars().filter(|c| *c != ' ').collect::<String>();
+            let letters = |s: &str| s.chars().filter(|c| !c.is_whitespace()).collect::<String>();
             prop_assert_eq!(letters(&lines.concat()), letters(&text));
+            prop_assert!(width(&fit(&text, columns)) <= columns);
         }
     }
 }

@@ -132,7 +132,7 @@ impl Table {
             } else {
                 fit(&row[*i].text, *w)
             };
-            let pad = " ".repeat(w - width(&text));
+            let pad = " ".repeat(w.saturating_sub(width(&text)));
             let painted = row[*i].color.map_or(text.clone(), |c| style.paint(c, &text));
             if n > 0 {
                 line.push_str(&" ".repeat(GAP));

@@ -163,6 +163,7 @@ async fn forks(yard: Forkyard) -> Result<()> {
     for f in r.results {
         let _: (u32, Option<String>, String, Option<String>) = (f.fork_num, f.name, f.model, f.sandbox_id);
         let _: (String, bool, Option<bool>, Option<f64>) = (f.status, f.success, f.verified, f.score);
+        let _: Option<String> = f.score_error;
         let _: (Option<String>, u32, u32, u32) = (f.final_response, f.turns, f.tool_calls, f.errors);
         let _: (u64, f64, f64, Option<DiffStat>) = (f.total_tokens, f.total_cost, f.execution_time, f.diff);
         let _: [Vec<String>; 3] = [f.captured, f.edited_tests, f.put_back];

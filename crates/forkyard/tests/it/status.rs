@@ -111,5 +111,9 @@ fn a_live_run_is_shown_as_it_is() {
     let shown = w.run(&["status", &run]).stdout;
     assert!(shown.contains(&format!("Nobody drives it; go on with: forkyard resume {run}")), "{shown}");
     assert_eq!(w.json(&["status", &run, "--json"])["abandoned"], true);
+    // What nobody drives is not under way: without a name, one that has ended since is meant.
+    w.write(&w.script(), super::SCRIPT);
+    let ended = w.ended(&[]);
+    assert_eq!(w.run(&["status"]).stderr, format!("run {ended}: the newest of this repository\n"));
     assert_eq!(w.run(&["cancel", &run]).code, 0);
 }

@@ -28,7 +28,6 @@ pub struct SandboxArgs {
 }
 
 #[derive(Debug, Clone, Subcommand)]
-#[command(defer = true)]
 pub enum SandboxCommand {
     /// Run a command in a new sandbox and remove it afterwards.
     Run(make::RunArgs),
@@ -113,7 +112,11 @@ fn steer(global: &Global, args: &OneArgs, word: &str, out: &mut Output<'_>) -> R
     with_place(global, async |place| {
         let id = &args.sandbox;
         let (provider, info) = find(place, id).await?;
-        place.record(&format!("sandbox.{word}"), id.as_str(), Value::Null).await?;
+        let action = format!("sandbox.{word}");
+        match word {
+            "stop" => place.record_removal(&action, id.as_str(), Value::Null).await,
+            _ => place.record(&action, id.as_str(), Value::Null).await?,
+        }
         match word {
             "start" => drop(provider.start(id, info.attempt).await?),
             "stop" => provider.stop(id).await?,

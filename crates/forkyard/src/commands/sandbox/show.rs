@@ -126,7 +126,7 @@ impl RmArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         for id in &self.sandboxes {
             let (provider, info) = find(place, id).await?;
-            place.record("sandbox.delete", id.as_str(), json!(info.labels)).await?;
+            place.record_removal("sandbox.delete", id.as_str(), json!(info.labels)).await;
             provider.destroy(id).await?;
             if !out.json {
                 out.line(&format!("{id} is gone."))?;

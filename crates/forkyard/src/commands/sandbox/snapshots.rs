@@ -30,7 +30,7 @@ impl SnapshotsArgs {
                 return Err(CliError::usage(format!("there is no snapshot {id}"))
                     .hint("`forkyard sandbox snapshots` shows those that there are"));
             };
-            place.record("snapshot.delete", id.as_str(), json!(found.labels)).await?;
+            place.record_removal("snapshot.delete", id.as_str(), json!(found.labels)).await;
             place.sandboxes().provider(found.provider)?.remove_snapshot(id).await?;
             if !out.json {
                 out.line(&format!("{id} is gone."))?;
