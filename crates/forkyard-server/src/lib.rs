@@ -94,6 +94,7 @@ struct Inner {
     feeds: Feeds,
     figures: Figures,
     turns: once::Turns,
+    room: bodies::Room,
     /// How many tokens were revoked here.
     revoked: watch::Sender<u64>,
     doctor: Option<routes::Doctor>,
@@ -112,8 +113,9 @@ impl App {
         let feeds = Feeds::new(parts.store.clone());
         let openapi = Bytes::from(described.to_string());
         let (codes, figures) = (LoginCodes::default(), Figures::default());
-        let (turns, revoked) = (once::Turns::default(), watch::Sender::new(0));
-        App(Arc::new(Inner { parts, needs, openapi, codes, feeds, figures, turns, revoked, doctor }))
+        let (turns, room) = (once::Turns::default(), bodies::Room::default());
+        let revoked = watch::Sender::new(0);
+        App(Arc::new(Inner { parts, needs, openapi, codes, feeds, figures, turns, room, revoked, doctor }))
     }
 
     /// Remembers what the machine's sandboxes use, for as long as it is waited for.
@@ -176,6 +178,9 @@ impl App {
     }
     pub(crate) fn turns(&self) -> &once::Turns {
         &self.0.turns
+    }
+    pub(crate) fn room(&self) -> &bodies::Room {
+        &self.0.room
     }
     pub(crate) fn feeds(&self) -> &Feeds {
         &self.0.feeds

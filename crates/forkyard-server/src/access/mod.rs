@@ -24,7 +24,7 @@ pub use tokens::{
 };
 
 use crate::error::{ApiError, Code, Result};
-use crate::{App, bodies, inside, routes};
+use crate::{App, inside};
 
 /// What a route asks of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,14 +37,26 @@ pub enum Need {
     Sandbox,
 }
 
+/// What a route takes of a request's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Takes {
+    /// What is sent is dropped unread.
+    Nothing,
+    Whole,
+    /// As it comes: the route itself keeps the time.
+    Upload,
+}
+
 /// The needs of all routes, read from their description: what is not described is not served.
 #[derive(Debug, Default)]
-pub struct Needs(BTreeMap<String, BTreeMap<String, Need>>);
+pub struct Needs(BTreeMap<String, BTreeMap<String, (Need, Takes)>>);
 
 /// The name of the security scheme in the description.
 pub const SCHEME: &str = "token";
 /// That of sandboxes.
 pub const SANDBOX_SCHEME: &str = "sandbox";
+/// The type of a body that is uploaded.
+const BYTES: &str = "application/octet-stream";
 
 impl Needs {
     /// Err names an operation that does not say what it needs.
@@ -68,17 +80,23 @@ impl Needs {
                     (None, true) if known => Need::Sandbox,
                     (_, _) => return Err(named()),
                 };
-                needs.0.entry(path.clone()).or_default().insert(method.to_ascii_uppercase(), need);
+                let takes = match &operation["requestBody"]["content"] {
+                    serde_json::Value::Null => Takes::Nothing,
+                    content if content.get(BYTES).is_some() => Takes::Upload,
+                    _ => Takes::Whole,
+                };
+                let methods = needs.0.entry(path.clone()).or_default();
+                methods.insert(method.to_ascii_uppercase(), (need, takes));
             }
         }
         Ok(needs)
     }
 
-    fn of(&self, path: &str, method: &Method) -> Result<Need> {
+    fn of(&self, path: &str, method: &Method) -> Result<(Need, Takes)> {
         let methods = self.0.get(path);
         let method = if method == Method::HEAD { "GET" } else { method.as_str() };
         match methods.and_then(|m| m.get(method)) {
-            Some(need) => Ok(*need),
+            Some(route) => Ok(*route),
             None => Err(ApiError::new(Code::MethodNotAllowed, format!("{method} is not offered here"))),
         }
     }
@@ -132,8 +150,8 @@ pub async fn check_scope(
     request: Request,
     next: Next,
 ) -> Response {
-    let need = match app.needs().of(path.as_str(), request.method()) {
-        Ok(need) => need,
+    let (need, takes) = match app.needs().of(path.as_str(), request.method()) {
+        Ok(route) => route,
         Err(e) => {
             let mut response = e.into_response();
             if let Ok(allow) = HeaderValue::from_str(&app.needs().allowed(path.as_str())) {
@@ -142,16 +160,17 @@ pub async fn check_scope(
             return response;
         }
     };
-    let (mut parts, body) = request.into_parts();
+    let (mut parts, sent) = request.into_parts();
+    let body = if takes == Takes::Nothing { Body::empty() } else { sent };
     let from_inside = inside::shows_token(&parts.headers);
     let within = &app.parts().inside;
     let refusal = match (need, from_inside) {
-        (Need::Nothing, _) => return pass(path.as_str(), parts, body, next).await,
+        (Need::Nothing, _) => return pass(&app, takes, parts, body, next).await,
         (Need::Scope(scope), false) | (Need::ScopeOrSandbox(scope), false) => {
             match admit(&app, &parts, scope).await {
                 Ok(principal) => {
                     parts.extensions.insert(principal);
-                    return pass(path.as_str(), parts, body, next).await;
+                    return pass(&app, takes, parts, body, next).await;
                 }
                 Err(e) => e,
             }
@@ -179,11 +198,11 @@ pub async fn check_scope(
     inside::refused(path.as_str(), refusal)
 }
 
-/// On to the route, once the body is there. A route that takes it as it comes keeps the time itself.
-async fn pass(path: &str, parts: Parts, body: Body, next: Next) -> Response {
-    let body = match routes::is_upload(&parts.method, path) {
-        true => Ok(body),
-        false => bodies::whole(body).await,
+/// On to the route, once what it takes of the body is there.
+async fn pass(app: &App, takes: Takes, parts: Parts, body: Body, next: Next) -> Response {
+    let body = match takes {
+        Takes::Nothing | Takes::Upload => Ok(body),
+        Takes::Whole => app.room().whole(body).await,
     };
     match body {
         Ok(body) => next.run(Request::from_parts(parts, body)).await,
@@ -301,11 +320,12 @@ mod tests {
     #[test]
     fn a_route_without_a_scope_is_not_served() {
         let described =
-            |security: serde_json::Value| serde_json::json!({ "paths": { "/x": { "get": security } } });
+            |operation: serde_json::Value| serde_json::json!({ "paths": { "/x": { "get": operation } } });
         let needs =
             Needs::read(&described(serde_json::json!({ "security": [{ "token": ["steer"] }] }))).unwrap();
-        assert_eq!(needs.of("/x", &Method::GET).unwrap(), Need::Scope(Scope::Steer));
-        assert_eq!(needs.of("/x", &Method::HEAD).unwrap(), Need::Scope(Scope::Steer));
+        let steer = (Need::Scope(Scope::Steer), Takes::Nothing);
+        assert_eq!(needs.of("/x", &Method::GET).unwrap(), steer);
+        assert_eq!(needs.of("/x", &Method::HEAD).unwrap(), steer);
         assert_eq!(needs.of("/x", &Method::POST).unwrap_err().code, Code::MethodNotAllowed);
         for bad in [
             serde_json::json!({}),
@@ -315,5 +335,19 @@ mod tests {
         ] {
             assert!(Needs::read(&described(bad.clone())).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_body_is_taken_as_it_is_described() {
+        let needs = Needs::read(&crate::routes::openapi()).unwrap();
+        let takes = |method: Method, path: &str| needs.of(path, &method).unwrap().1;
+        assert_eq!(takes(Method::GET, "/api/v1/health"), Takes::Nothing);
+        assert_eq!(takes(Method::POST, "/api/v1/runs/{run}/pause"), Takes::Nothing);
+        assert_eq!(takes(Method::POST, "/api/v1/runs"), Takes::Whole);
+        let content = "/api/v1/sandboxes/{sandbox}/files/content";
+        assert_eq!(takes(Method::GET, content), Takes::Nothing);
+        assert_eq!(takes(Method::PUT, content), Takes::Upload);
+        let all = needs.0.values().flat_map(BTreeMap::values);
+        assert_eq!(all.filter(|(_, takes)| *takes == Takes::Upload).count(), 1);
     }
 }

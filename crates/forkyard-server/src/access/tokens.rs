@@ -90,14 +90,15 @@ pub async fn make_token(
     put(store, now, None, name, scope, lifetime).await
 }
 
-/// What a login leads to: it can do what the token can, and ends with it.
+/// What a login leads to: it can do what the token can, and ends with it, however long its own lifetime is.
 pub async fn open_session(
     store: &dyn Store,
     now: Timestamp,
     of: &Token,
     lifetime: Millis,
 ) -> Result<Made, StoreError> {
-    put(store, now, Some(&of.id), &of.name, of.scope, Some(lifetime)).await
+    let left = of.expires_at.map_or(lifetime, |at| at.since(now));
+    put(store, now, Some(&of.id), &of.name, of.scope, Some(lifetime.min(left))).await
 }
 
 async fn put(

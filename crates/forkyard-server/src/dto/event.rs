@@ -12,7 +12,7 @@ use crate::error::{ApiError, Result};
 mirror!(Source of Stored, "snake_case" { System, Agent, Worker });
 
 /// Kinds in one filter.
-const MAX_TYPES: usize = 50;
+pub(crate) const MAX_TYPES: usize = 50;
 
 /// A fact. `position` counts from 1 in its run, without a gap; kinds are `category.action` and never renamed.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]

@@ -17,13 +17,11 @@ use crate::extract::{Json, Path, Query};
 use crate::page;
 use crate::{App, bodies};
 
-/// Where one file is read and written.
-pub(super) const CONTENT: &str = "/api/v1/sandboxes/{sandbox}/files/content";
 pub(super) const WORKSPACE: &str = "/workspace";
 /// Bytes of one answer; more by `offset`.
 const MAX_READ: u64 = 32 << 20;
 /// Bytes of an uploaded file.
-pub(super) const MAX_WRITE: usize = 1 << 30;
+const MAX_WRITE: usize = 1 << 30;
 
 /// The files of a folder, in order of their names.
 #[utoipa::path(get, path = "/api/v1/sandboxes/{sandbox}/files", tag = "sandboxes", params(("sandbox" = String, Path), ListFiles),
@@ -83,13 +81,21 @@ pub(super) async fn write_file(
             ApiError::field("mode", text, "is not a file's mode", "write it in octal, such as 755")
         })?),
     };
+    let (data, fate) = bodies::upload(body, MAX_WRITE)?;
     let sandbox = app.attach(&id).await?;
     private::check(&*sandbox, &by, &q.path).await?;
     app.record(&by, "sandbox.write_file", &id, json!({ "path": q.path })).await?;
-    let (data, late) = bodies::upload(body, MAX_WRITE);
     let mut reader = StreamReader::new(Box::pin(data));
-    sandbox.write_file_from(&q.path, &mut reader, mode).await.map_err(|e| late.or(e))?;
-    Ok(StatusCode::NO_CONTENT)
+    tokio::select! {
+        written = sandbox.write_file_from(&q.path, &mut reader, mode) => {
+            written.map_err(|e| fate.or(e))?;
+            Ok(StatusCode::NO_CONTENT)
+        }
+        // What was written of it goes with the write.
+        () = by.until_void(app.clone()) => {
+            Err(ApiError::new(Code::TokenRevoked, "the token was revoked while the file was written"))
+        }
+    }
 }
 
 /// Removes a file or a folder.

@@ -360,17 +360,18 @@ pub(super) async fn send_message(
 
 /// Stops what a fork's agent is doing, and says why.
 #[utoipa::path(post, path = "/api/v1/runs/{run}/forks/{fork}/interrupt", tag = "forks",
-    params(("run" = String, Path), ("fork" = u32, Path)), request_body = Interrupt,
-    security(("token" = ["steer"])), responses((status = 202, body = Queued)))]
+    params(("run" = String, Path), ("fork" = u32, Path), ("Idempotency-Key" = Option<String>, Header, description = "Makes the same request twice one message")),
+    request_body = Interrupt, security(("token" = ["steer"])), responses((status = 202, body = Queued)))]
 pub(super) async fn interrupt_fork(
     State(app): State<App>,
     Extension(by): Extension<Principal>,
     Path(at): Path<At>,
+    headers: HeaderMap,
     Json(message): Json<Interrupt>,
 ) -> Result<(StatusCode, Json<Queued>)> {
     let (run, fork) = found(&app, &at).await?;
     let text = StoredText::new(MessageKind::Interrupt, message.content);
-    say(&app, &by, &run, &fork, text, None).await
+    say(&app, &by, &run, &fork, text, Key::read(&headers, &by)?).await
 }
 
 pub(super) async fn say(

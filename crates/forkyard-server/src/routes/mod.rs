@@ -19,7 +19,6 @@ mod watch;
 
 pub use about::Doctor;
 use axum::Router;
-use axum::http::Method;
 use utoipa::OpenApi;
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa_axum::router::OpenApiRouter;
@@ -120,11 +119,6 @@ fn all() -> OpenApiRouter<App> {
         .routes(routes!(chores::stop_cleanup))
         .routes(routes!(chores::gc))
         .merge(inside::described())
-}
-
-/// Whether a route takes a body as it comes.
-pub(crate) fn is_upload(method: &Method, path: &str) -> bool {
-    method == Method::PUT && path == files::CONTENT
 }
 
 pub(crate) fn router() -> Router<App> {

@@ -31,19 +31,14 @@ impl App {
     pub(super) async fn whose(&self, sandbox: &str) -> Result<(String, Option<ForkNum>)> {
         let id = App::sandbox_id(sandbox)?;
         let missing = || ApiError::new(Code::SandboxNotFound, format!("no run has a sandbox {id}"));
-        let labels = self.parts().sandboxes.find(&id).await.map(|(_, info)| info.labels).unwrap_or_default();
-        match (labels.get("run"), labels.get("fork").and_then(|n| n.parse().ok())) {
-            (Some(run), Some(fork)) => Ok((run.clone(), Some(fork))),
-            (run, _) => {
-                let query = EventQuery { limit: 1, newest_first: true, ..Default::default() };
-                let events = self.store().read_sandbox(&id, &query).await?;
-                match (events.first().map(|e| &e.stream), run) {
-                    (Some(stream), _) => Ok((stream.run().to_string(), stream.fork())),
-                    (None, Some(run)) => Ok((run.clone(), None)),
-                    (None, None) => Err(missing()),
-                }
-            }
+        let query = EventQuery { limit: 1, newest_first: true, ..Default::default() };
+        if let Some(event) = self.store().read_sandbox(&id, &query).await?.first() {
+            return Ok((event.stream.run().to_string(), event.stream.fork()));
         }
+        // Nothing of it is recorded yet. Whoever has it may have to look at a whole machine.
+        let (_, info) = self.parts().sandboxes.find(&id).await.map_err(|_| missing())?;
+        let run = info.labels.get("run").ok_or_else(missing)?;
+        Ok((run.clone(), info.labels.get("fork").and_then(|n| n.parse().ok())))
     }
 
     /// The fork that a sandbox works for, also when the sandbox is gone.
@@ -351,18 +346,21 @@ pub(super) struct Intervened {
 }
 
 /// Steers the agent in a sandbox.
-#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/interventions", tag = "sandboxes", params(("sandbox" = String, Path)),
+#[utoipa::path(post, path = "/api/v1/sandboxes/{sandbox}/interventions", tag = "sandboxes",
+    params(("sandbox" = String, Path), ("Idempotency-Key" = Option<String>, Header, description = "Makes the same request twice one message")),
     request_body = Intervention, security(("token" = ["steer"])), responses((status = 202, body = Intervened)))]
 pub(super) async fn intervene(
     State(app): State<App>,
     Extension(by): Extension<Principal>,
     Path(sandbox): Path<String>,
+    headers: HeaderMap,
     Json(i): Json<Intervention>,
 ) -> Result<(StatusCode, Json<Intervened>)> {
     let (run, fork) = app.fork_of(&sandbox).await?;
     let text = StoredText::from(i);
     let meant = Meant::from(&text);
-    let (status, Json(queued)) = say(&app, &by, &run, &fork, text, None).await?;
+    let key = Key::read(&headers, &by)?;
+    let (status, Json(queued)) = say(&app, &by, &run, &fork, text, key).await?;
     Ok((status, Json(Intervened { queued, meant })))
 }
 
@@ -378,6 +376,8 @@ pub(super) struct PastIntervention {
     id: u64,
     /// Milliseconds since 1970.
     at: u64,
+    /// Of the token that it was said with; `local`: at the machine itself.
+    token_id: String,
     who: String,
     /// Its first 2,000 characters.
     message: String,
@@ -408,6 +408,7 @@ pub(super) async fn list_interventions(
             Some(PastIntervention {
                 id: e.id,
                 at: e.deed.at.0,
+                token_id: e.deed.token,
                 who: e.deed.who,
                 message: text.content,
                 meant,

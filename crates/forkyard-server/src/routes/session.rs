@@ -51,7 +51,8 @@ async fn open(app: &App, given: &LoginCode) -> Result<Response> {
         return Err(used());
     }
     let session = open_session(app.store(), app.now(), &token, SESSION).await?;
-    let cookie = session_cookie(&session.text, app.parts().secure, SESSION);
+    let lifetime = session.token.expires_at.map_or(SESSION, |at| at.since(session.token.created_at));
+    let cookie = session_cookie(&session.text, app.parts().secure, lifetime);
     let cookie = HeaderValue::from_str(&cookie).map_err(|e| ApiError::new(Code::Internal, e.to_string()))?;
     let mut headers = HeaderMap::new();
     headers.insert(header::SET_COOKIE, cookie);

@@ -258,7 +258,7 @@ async fn a_journal_takes_the_same_entries_once_and_delivers_messages() {
         async |token: &str| ask(&w, Method::GET, "/api/v1/sandboxes/s1/messages", token, None).await.1;
     assert_eq!(
         inbox(&token).await["messages"],
-        json!([{ "id": id, "type": "interrupt", "content": "stop", "at": 3 }])
+        json!([{ "id": id, "type": "interrupt", "content": "stop", "priority": "normal", "at": 3 }])
     );
     assert_eq!(append(&token, 1, 2, &[id]).await, (200, json!({ "position": 2 })));
     assert_eq!(inbox(&token).await["messages"], json!([]));

@@ -2,7 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use axum::body::{Body, Bytes};
+use axum::http::Request;
 use forkyard_engine::models::ModelsConfig;
+use forkyard_server::inside::router;
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
 use test_support::model_server::{ModelServer, Reply};
@@ -82,6 +87,22 @@ async fn answers_that_stream_are_not_counted() {
         let answer = send(&w, Method::POST, "/v1/messages", Some(&token), Some(request(json!({})))).await;
         assert_eq!(answer.status().as_u16(), 200, "{n}");
         answer.bytes().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_only_looks_is_not_waited_for() {
+    let (w, _driver, token) = at_work(ModelsConfig::default(), None).await;
+    for path in ["task", "journal", "messages"] {
+        let body = Body::from_stream(futures::stream::pending::<Result<Bytes, std::io::Error>>());
+        let request = Request::get(format!("/api/v1/sandboxes/s1/{path}"))
+            .header("authorization", format!("Bearer {token}"))
+            .body(body)
+            .unwrap();
+        let since = tokio::time::Instant::now();
+        let answer = TowerToHyperService::new(router(w.inside.clone())).call(request).await.unwrap();
+        assert_eq!(answer.status().as_u16(), 200, "{path}");
+        assert!(since.elapsed() < Duration::from_secs(1), "{path}: {:?}", since.elapsed());
     }
 }
 

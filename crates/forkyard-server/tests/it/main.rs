@@ -3,6 +3,7 @@ mod inside_bounds;
 mod listen;
 mod revoked;
 mod runs;
+mod session;
 mod stream;
 mod websocket;
 mod world;

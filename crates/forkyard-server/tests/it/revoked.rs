@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use forkyard_core::Timestamp;
 use forkyard_server::access::{Made, make_token};
 use forkyard_store::Scope;
-use futures::StreamExt;
+use futures::{SinkExt, StreamExt};
 use tokio_tungstenite::connect_async;
-use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::{Error, Message};
 
 use crate::world::World;
 
@@ -67,6 +67,31 @@ async fn a_websocket_ends_with_its_token() {
     let since = revoke(&w, &made).await;
     while let Some(Ok(message)) = tokio::time::timeout(PATIENCE, socket.next()).await.expect("it ends") {
         assert!(!matches!(message, Message::Binary(_)));
+    }
+    assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_websocket_ends_with_its_token_also_while_something_is_looked_for() {
+    let w = World::with_mute_provider().await;
+    let _d = w.run("r1").await;
+    let made = reader(&w).await;
+    let at = |ids: &str| {
+        let url = w.url.replace("http://", "ws://");
+        format!("{url}/api/v1/ws/events?entity_ids={ids}&token={}", made.text)
+    };
+    let opening = tokio::spawn(connect_async(at("nobody")));
+    let (mut socket, _) = connect_async(at("r1")).await.unwrap();
+    socket.send(Message::text("{\"subscribe\": {\"sandbox\": \"nobody\"}}")).await.unwrap();
+    // Until both are at it.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let since = revoke(&w, &made).await;
+    while let Some(Ok(message)) = tokio::time::timeout(PATIENCE, socket.next()).await.expect("it ends") {
+        assert!(!matches!(message, Message::Binary(_)));
+    }
+    match tokio::time::timeout(PATIENCE, opening).await.expect("it is answered").unwrap() {
+        Err(Error::Http(answer)) => assert_eq!(answer.status().as_u16(), 401),
+        other => panic!("{other:?}"),
     }
     assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
 }

@@ -131,6 +131,102 @@ async fn a_sandbox_is_watched_by_its_id() {
     assert_eq!(next(&mut one).await["error"]["code"], "sandbox_not_found");
 }
 
+/// After this, what was said before is heeded.
+async fn heeded(socket: &mut Socket) {
+    say(socket, json!("ping")).await;
+    assert_eq!(next(socket).await, json!({ "pong": {} }));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn parts_of_a_run_are_watched_beside_each_other_and_left_one_by_one() {
+    let w = World::new().await;
+    let mut a = w.run("ra").await;
+    for sandbox in ["s1", "s2"] {
+        a.write_of(sandbox).await;
+    }
+    let auth = format!("Bearer {}", w.token);
+    let position = |told: &Value| told["event"]["position"].as_u64();
+    let mut socket = connect(&w, "?entity_ids=s1", &[("authorization", &auth)]).await.unwrap();
+    assert_eq!(next(&mut socket).await["caught_up"]["position"], 3);
+    say(&mut socket, json!({ "subscribe": { "sandbox": "s2" } })).await;
+    assert_eq!(next(&mut socket).await["caught_up"]["position"], 3);
+    // 4 and 5: both are told.
+    for sandbox in ["s1", "s2"] {
+        a.write_of(sandbox).await;
+    }
+    assert_eq!(position(&next(&mut socket).await), Some(4));
+    assert_eq!(position(&next(&mut socket).await), Some(5));
+    say(&mut socket, json!({ "unsubscribe": { "sandbox": "s1" } })).await;
+    heeded(&mut socket).await;
+    // 6 is not, 7 is.
+    for sandbox in ["s1", "s2"] {
+        a.write_of(sandbox).await;
+    }
+    assert_eq!(position(&next(&mut socket).await), Some(7));
+    // With the run itself all of it is told, each event once, also when a part is named after it.
+    say(&mut socket, json!({ "subscribe": { "run": "ra", "after": 5 } })).await;
+    assert_eq!(position(&next(&mut socket).await), Some(6));
+    assert_eq!(position(&next(&mut socket).await), Some(7));
+    assert_eq!(next(&mut socket).await["caught_up"]["position"], 7);
+    say(&mut socket, json!({ "subscribe": { "sandbox": "s1" } })).await;
+    assert_eq!(next(&mut socket).await["caught_up"]["position"], 7);
+    a.write_of("s1").await;
+    a.write(1, "of the run").await;
+    assert_eq!(position(&next(&mut socket).await), Some(8));
+    assert_eq!(position(&next(&mut socket).await), Some(9));
+    // The run goes with all that was named of it.
+    say(&mut socket, json!({ "unsubscribe": { "run": "ra" } })).await;
+    heeded(&mut socket).await;
+    a.write_of("s2").await;
+    heeded(&mut socket).await;
+    for wrong in [json!({}), json!({ "run": "ra", "sandbox": "s1" }), json!({ "fork": 0 })] {
+        say(&mut socket, json!({ "unsubscribe": wrong })).await;
+        assert_eq!(next(&mut socket).await["error"]["code"], "bad_request");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_part_has_its_own_types_and_its_own_position() {
+    let w = World::new().await;
+    let mut a = w.run("ra").await;
+    // 2, 3, 4.
+    for sandbox in ["s1", "s2", "s1"] {
+        a.write_of(sandbox).await;
+    }
+    let auth = format!("Bearer {}", w.token);
+    let position = |told: &Value| told["event"]["position"].as_u64();
+    let query = "?entity_ids=ra&event_types=run.*&after=0";
+    let mut socket = connect(&w, query, &[("authorization", &auth)]).await.unwrap();
+    assert_eq!(next(&mut socket).await["event"]["type"], "run.submitted");
+    assert_eq!(next(&mut socket).await["caught_up"]["position"], 4);
+    say(&mut socket, json!({ "subscribe": { "sandbox": "s1", "after": 2 } })).await;
+    // Neither what the run has told before, nor what comes before the part's own position.
+    assert_eq!(position(&next(&mut socket).await), Some(4));
+    assert_eq!(next(&mut socket).await["caught_up"]["position"], 4);
+    for sandbox in ["s2", "s1"] {
+        a.write_of(sandbox).await;
+    }
+    assert_eq!(position(&next(&mut socket).await), Some(6));
+    a.end().await;
+    assert_eq!(next(&mut socket).await["event"]["type"], "run.ended");
+    assert_eq!(next(&mut socket).await["end"]["run"], "ra");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_named_is_bounded_and_looked_for_in_the_store_first() {
+    let w = World::with_mute_provider().await;
+    let mut a = w.run("ra").await;
+    a.write_of("s1").await;
+    let auth = format!("Bearer {}", w.token);
+    let status = async |ids: Vec<String>| {
+        let (query, headers) = (format!("?entity_ids={}", ids.join(",")), [("authorization", auth.as_str())]);
+        let connected = connect(&w, &query, &headers);
+        tokio::time::timeout(PATIENCE, connected).await.expect("no machine is asked").err()
+    };
+    assert_eq!(status((0..201).map(|n| format!("x{n}")).collect()).await, Some(429));
+    assert_eq!(status(["ra", "s1"].repeat(150).into_iter().map(Into::into).collect()).await, None);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_hears_of_all_is_told_that_some_are_left_out() {
     let w = World::new().await;

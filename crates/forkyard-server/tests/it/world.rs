@@ -1,19 +1,25 @@
 //! A server in this process, over a store in memory, with a run that the test itself writes.
 
 use std::collections::BTreeMap;
+use std::future::pending;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use forkyard_core::run::{Command, Run};
+use forkyard_core::sandbox::Capabilities;
 use forkyard_core::spec::RunSpec;
 use forkyard_core::view::{ForkView, Lifecycle, RunOutcome, RunStatus, View};
-use forkyard_core::{Attempt, ForkNum, HostId, Millis, RunId, SandboxId, Timestamp, Usd};
+use forkyard_core::{Attempt, ForkNum, HostId, Millis, RunId, SandboxId, SnapshotId, Timestamp, Usd};
 use forkyard_engine::clock::Clock;
 use forkyard_engine::git::{Git, GitConfig};
 use forkyard_engine::inside::Tokens;
 use forkyard_engine::models::{Models, ModelsConfig};
 use forkyard_engine::sandboxes::Sandboxes;
+use forkyard_engine::sandboxes::types::{
+    Labels, Provider, ProviderKind, Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo,
+};
 use forkyard_engine::{Engine, EngineError, log};
 use forkyard_server::access::make_token;
 use forkyard_server::inside::Inside;
@@ -48,6 +54,51 @@ impl Engine for NoDriver {
     }
 }
 
+/// A machine of sandboxes that does not answer.
+struct Mute;
+
+type Answer<T> = Result<T, SandboxError>;
+
+#[async_trait]
+impl Provider for Mute {
+    fn capabilities(&self) -> Capabilities {
+        unreachable!("nobody asks what it could do")
+    }
+    async fn create(&self, _: &SandboxId, _: Attempt, _: &SandboxSpec) -> Answer<Arc<dyn Sandbox>> {
+        pending().await
+    }
+    async fn attach(&self, _: &SandboxId, _: Attempt) -> Answer<Arc<dyn Sandbox>> {
+        pending().await
+    }
+    async fn list(&self, _: &Labels) -> Answer<Vec<SandboxInfo>> {
+        pending().await
+    }
+    async fn destroy(&self, _: &SandboxId) -> Answer<()> {
+        pending().await
+    }
+    async fn stop(&self, _: &SandboxId) -> Answer<()> {
+        pending().await
+    }
+    async fn start(&self, _: &SandboxId, _: Attempt) -> Answer<Arc<dyn Sandbox>> {
+        pending().await
+    }
+    async fn snapshots(&self) -> Answer<Vec<SnapshotInfo>> {
+        pending().await
+    }
+    async fn remove_snapshot(&self, _: &SnapshotId) -> Answer<()> {
+        pending().await
+    }
+    async fn export_snapshot(&self, _: &SnapshotId, _: &Path) -> Answer<()> {
+        pending().await
+    }
+    async fn import_snapshot(&self, _: &SnapshotId, _: &Path) -> Answer<SnapshotInfo> {
+        pending().await
+    }
+    async fn sweep(&self) -> Answer<()> {
+        pending().await
+    }
+}
+
 pub struct World {
     pub store: Arc<MemStore>,
     pub app: App,
@@ -71,6 +122,16 @@ impl World {
     }
 
     pub async fn with(models: ModelsConfig) -> World {
+        World::over(models, BTreeMap::new()).await
+    }
+
+    /// Whoever asks for a sandbox that the store does not know waits for ever.
+    pub async fn with_mute_provider() -> World {
+        let mute: Arc<dyn Provider> = Arc::new(Mute);
+        World::over(ModelsConfig::default(), BTreeMap::from([(ProviderKind::Local, mute)])).await
+    }
+
+    async fn over(models: ModelsConfig, providers: BTreeMap<ProviderKind, Arc<dyn Provider>>) -> World {
         // Fails only if another test of this process was first.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let store = Arc::new(MemStore::default());
@@ -90,7 +151,7 @@ impl World {
                 timeout: Duration::from_secs(1),
             })),
             models,
-            sandboxes: Sandboxes::new(BTreeMap::new()),
+            sandboxes: Sandboxes::new(providers),
             inside: inside.clone(),
             clock: Clock::system(),
             defaults: RunSpec::new("", "", "sonnet", 1),

@@ -84,3 +84,24 @@ async fn messages_are_sent_and_forks_added_once_and_the_trail_says_which() {
     assert_eq!((&deeds[2].1["count"], &deeds[2].1["prompt"]), (&json!(2), &json!("another")));
     assert_eq!(deeds[3].1["fork"], 2);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn interventions_and_interrupts_are_sent_once() {
+    let w = World::with_commit();
+    let s = Server::start(&w);
+    // One is interrupted and ends; the other waits on.
+    let run = started(&w, &s, 2).await;
+    let at = format!("/runs/{run}");
+    let sandbox = s.get(&format!("/api/v1{at}/forks/0")).await["sandbox_id"].as_str().unwrap().to_string();
+    let say = |text: &str| json!({ "message": text, "priority": "urgent", "inject_mode": "next_turn" });
+    let interventions = format!("/sandboxes/{sandbox}/interventions");
+    let sent = twice(&s, &interventions, "k1", say("one"), say("two"), 202).await;
+    assert_eq!((&sent["status"], &sent["priority"]), (&json!("queued"), &json!("urgent")));
+    let stop = |text: &str| json!({ "content": text });
+    twice(&s, &format!("{at}/forks/0/interrupt"), "k2", stop("stop"), stop("stop that"), 202).await;
+    s.ask(Method::POST, &format!("/api/v1{at}/cancel"), None, 202).await;
+    s.until(&format!("/api/v1{at}"), |r| r["status"] == "ended").await;
+    let deeds = deeds(&s, &run).await;
+    let actions: Vec<&str> = deeds.iter().map(|(action, _)| action.as_str()).collect();
+    assert_eq!(actions, ["run.create", "fork.message", "fork.message", "run.cancel"]);
+}

@@ -8,6 +8,8 @@ use forkyard_sandbox::docker::WARM_LABEL;
 use futures::{SinkExt, StreamExt};
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
@@ -195,6 +197,70 @@ async fn commands_end_with_the_token_that_started_them() {
     })
     .await;
     s.ask(Method::DELETE, at, None, 204).await;
+}
+
+/// An upload of `up.bin` whose body begins, as it is framed, and does not go on.
+async fn begun(s: &Server, token: &str, framing: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(s.url.trim_start_matches("http://")).await.unwrap();
+    let head = format!(
+        "PUT /api/v1/sandboxes/box1/files/content?path=up.bin HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+         authorization: Bearer {token}\r\n{framing}\r\n\r\n{body}"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream
+}
+
+/// What it is answered with: the status, and the error's code.
+async fn answered(mut stream: TcpStream) -> (u16, String) {
+    let mut answer = Vec::new();
+    let read = async {
+        // What was sent and not read makes a reset of the end.
+        while let Ok(1..) = stream.read_buf(&mut answer).await {}
+    };
+    tokio::time::timeout(PATIENCE, read).await.expect("it is answered");
+    let answer = String::from_utf8_lossy(&answer);
+    let status = answer.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or_default();
+    let code = answer.split("\"code\":\"").nth(1).and_then(|rest| rest.split('"').next());
+    (status, code.unwrap_or(&answer).to_string())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_does_not_come_to_its_end_is_told_why() {
+    const CHUNKED: &str = "transfer-encoding: chunked";
+    let w = World::with_commit();
+    let s = Server::start_with(&w, &["--port", "0", "--no-work"]);
+    s.ask(Method::POST, "/api/v1/sandboxes", Some(json!({ "id": "box1", "network": "none" })), 201).await;
+    let made = json!({ "name": "hands", "scope": "steer" });
+    let made = s.ask(Method::POST, "/api/v1/tokens", Some(made), 201).await;
+    let writes = async |n: usize| {
+        until("the uploads are under way", async || {
+            let deeds = s.get("/api/v1/audit?target=box1").await;
+            let deeds = deeds["entries"].as_array().unwrap().iter();
+            (deeds.filter(|e| e["action"] == "sandbox.write_file").count() == n).then_some(())
+        })
+        .await;
+    };
+    let silent = begun(&s, &s.token, CHUNKED, "5\r\nhello\r\n").await;
+    let revoked = begun(&s, made["token"].as_str().unwrap(), CHUNKED, "5\r\nhello\r\n").await;
+    writes(2).await;
+    let since = Instant::now();
+    s.ask(Method::DELETE, &format!("/api/v1/tokens/{}", made["id"].as_str().unwrap()), None, 204).await;
+    assert_eq!(answered(revoked).await, (401, "token_revoked".into()));
+    // Sooner than it would look by itself.
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+    let broken = begun(&s, &s.token, CHUNKED, "5\r\nhello\r\nnonsense\r\n").await;
+    assert_eq!(answered(broken).await, (400, "bad_request".into()));
+    // By what it says of itself: nothing of it is read, and nothing is recorded.
+    let large = begun(&s, &s.token, &format!("content-length: {}", (1 << 30) + 1), "x").await;
+    assert_eq!(answered(large).await, (413, "too_large".into()));
+    assert_eq!(answered(silent).await, (408, "too_slow".into()));
+    writes(3).await;
+    until("nothing is left of any of them", async || {
+        let there = s.get("/api/v1/sandboxes/box1/files").await.to_string();
+        (!there.contains("up.bin")).then_some(())
+    })
+    .await;
+    s.ask(Method::DELETE, "/api/v1/sandboxes/box1", None, 204).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

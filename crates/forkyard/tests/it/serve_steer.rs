@@ -98,6 +98,8 @@ async fn a_run_is_paused_talked_to_added_to_and_cancelled() {
     ];
     assert_eq!(told, expected.each_ref().map(|e| e.each_ref()));
     let past = s.get(&interventions).await;
+    let me = s.get("/api/v1/session").await["token_id"].take();
+    assert!(past["interventions"].as_array().unwrap().iter().all(|p| p["token_id"] == me), "{past}");
     let past: Vec<[&Value; 5]> = past["interventions"]
         .as_array()
         .unwrap()
