@@ -1165,8 +1165,10 @@ export interface paths {
         /**
          * Events over a WebSocket.
          * @description The server sends `{"event": …}` for each, and `{"caught_up"}`, `{"catch_up"}`, `{"end"}` with run and position as SSE
-         *     does. A client may send `{"subscribe": {"run", "fork", "types", "after"}}` and `{"unsubscribe": {"run"}}` at any time, with
-         *     `"sandbox"` in place of run and fork; what it gets wrong is answered with `{"error": …}`.
+         *     does. A client may send `{"subscribe": {"run", "fork", "types", "after"}}` and `{"unsubscribe": {"run", "fork"}}` at any
+         *     time, with `"sandbox"` in place of run and fork; what it gets wrong is answered with `{"error": …}`. What is named of one
+         *     run is watched together, each with its own types, and one event is told once; the same named again is watched as it was
+         *     named last. To unsubscribe from a run ends all that was named of it.
          *
          *     One connection watches at most 200 runs. Where more are under way and none was named, the newest are told, and an
          *     `{"error": {"code": "too_many", …}}` says how many are not: name runs by `entity_ids`, on several connections.
@@ -1603,7 +1605,7 @@ export interface components {
              * @description It ends after this time; never if it is not said.
              */
             lifetime_ms?: number | null;
-            /** @description Who or what it is for. */
+            /** @description Who or what it is for: not `local` or `local:…`, which are those at the machine itself. */
             name: string;
             scope: components["schemas"]["Scope"];
         };
@@ -1976,6 +1978,8 @@ export interface components {
             id: number;
             /** @description Its first 2,000 characters. */
             message: string;
+            /** @description Of the token that it was said with; `local`: at the machine itself. */
+            token_id: string;
             who: string;
         };
         /**
@@ -3606,7 +3610,10 @@ export interface operations {
     interrupt_fork: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Makes the same request twice one message */
+                "Idempotency-Key"?: string | null;
+            };
             path: {
                 run: string;
                 fork: number;
@@ -4431,7 +4438,10 @@ export interface operations {
     intervene: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                /** @description Makes the same request twice one message */
+                "Idempotency-Key"?: string | null;
+            };
             path: {
                 sandbox: string;
             };
@@ -5163,7 +5173,10 @@ export interface operations {
                 event_types?: string;
                 /** @description `run`: events of runs themselves; `fork`: of forks; `sandbox`: those that name a sandbox. With commas between them. */
                 entity_types?: string;
-                /** @description RUN, RUN/N or the id of a run's sandbox, with commas between them; left out: every run that is under way or begins. */
+                /**
+                 * @description RUN, RUN/N or the id of a run's sandbox, with commas between them, at most 200; left out: every run that is under way
+                 *     or begins.
+                 */
                 entity_ids?: string;
                 /** @description Also what agents say while they say it, as far as this server drives them; recorded nowhere. */
                 live?: boolean;
