@@ -138,10 +138,14 @@ impl Read for Pieces {
 }
 
 pub async fn remove(home: &Home, id: &SnapshotId) -> Result<()> {
-    let path = home.snapshot(id);
-    let removed = blocking(move || match fs::remove_dir_all(&path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-        Ok(()) | Err(_) => Ok(()),
+    let (home, path) = (home.clone(), home.snapshot(id));
+    // Out of sight first, whole: who is killed in the middle of it leaves what a sweep knows for a leftover.
+    let removed = blocking(move || {
+        let staging = home.stage(&path)?;
+        match fs::rename(&path, staging.path().join("removed")) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            Ok(()) | Err(_) => staging.close(),
+        }
     });
     removed.await.map_err(failed(&format!("snapshot {id}")))
 }

@@ -81,7 +81,7 @@ async fn messages_are_sent_and_forks_added_once_and_the_trail_says_which() {
     let deeds = deeds(&s, &run).await;
     let actions: Vec<&str> = deeds.iter().map(|(action, _)| action.as_str()).collect();
     assert_eq!(actions, ["run.create", "fork.message", "run.add_forks", "run.cancel_fork", "run.cancel"]);
-    assert_eq!((&deeds[2].1["count"], &deeds[2].1["prompt"]), (&json!(2), &json!("another")));
+    assert_eq!((&deeds[2].1["count"], &deeds[2].1["prompts"]), (&json!(2), &json!(["another"])));
     assert_eq!(deeds[3].1["fork"], 2);
 }
 

@@ -175,7 +175,7 @@ async fn whoever_steers_at_the_machine_itself_is_in_the_audit_trail_too() {
         &["cancel", &format!("{run}/1"), "--no-wait"],
         &["cancel", &run],
         &["cleanup", "--once", "--max-age", "1d"],
-        &["gc", "--dry-run", "--older-than", "365d"],
+        &["gc", "--older-than", "365d"],
         &["stop-cleanup"],
         &["token", "revoke", &token],
     ] {
@@ -208,10 +208,10 @@ async fn whoever_steers_at_the_machine_itself_is_in_the_audit_trail_too() {
     for deed in &deeds {
         assert_eq!((&deed["who"], &deed["token_id"]), (&json!(user), &json!("local")), "{deed}");
     }
-    assert_eq!(deeds[0]["detail"]["prompt"], "add a line");
+    assert_eq!(deeds[0]["detail"]["prompts"], json!(["add a line"]));
     assert_eq!(deeds[2]["detail"], json!({ "type": "user_message", "content": "look here" }));
     assert_eq!(deeds[3]["detail"]["type"], "interrupt");
-    assert_eq!(deeds[6]["detail"]["prompt"], "another");
+    assert_eq!(deeds[6]["detail"]["prompts"], json!(["another"]));
     assert_eq!(deeds[7]["detail"]["command"], "true");
     // What was said at the machine is among what was said to the agent.
     let past = s.get(&format!("/api/v1/sandboxes/{first}/interventions")).await;
