@@ -54,7 +54,7 @@ as() {
 	mode=$1
 	shift
 	case $mode in
-	root) group=$users/user-0.slice/session-1.scope home=/root who= ;;
+	root) group=$users/user-0.slice/session-1.scope home=/home/root who= ;; # others can pass through it
 	user) group=$users/user-1000.slice/session-1.scope home=/home/user who=user ;;
 	delegated) group=$service/app.slice/forkyard.scope home=/home/user who=user ;;
 	partly) group=$cgroups/partly.slice/partly.service/forkyard.scope home=/home/user who=user ;;
