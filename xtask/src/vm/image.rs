@@ -51,6 +51,7 @@ const PROGRAMS: &[&str] = &[
     "ls",
     "mkdir",
     "mkfifo",
+    "mkfs.ext4",
     "mknod",
     "mktemp",
     "mount",

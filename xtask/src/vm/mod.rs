@@ -39,7 +39,7 @@ pub struct VmArgs {
     /// As whom the suites run; may be given several times. All of them if none is given.
     #[arg(long = "as", value_enum, value_name = "MODE")]
     modes: Vec<Mode>,
-    /// How much of the suites is run: what fits some minutes, or all of it.
+    /// How much of the suites is run: what fits some minutes, or every test. Counts are those of CI: the processor is emulated.
     #[arg(long, value_enum, default_value = "full")]
     scale: Scale,
     /// Only tests whose path matches this extended regular expression.
@@ -91,7 +91,6 @@ impl Mode {
 struct Plan {
     /// As whom, and which tests.
     modes: Vec<(&'static str, String)>,
-    scale: &'static str,
     /// For each test, and for all of it.
     limit: Duration,
     deadline: Duration,
@@ -103,13 +102,12 @@ impl Plan {
         let tests = |mode: &Mode| args.only.clone().unwrap_or_else(|| mode.tests(args.scale).into());
         let all = [Mode::Root, Mode::User, Mode::Delegated, Mode::Partly];
         let modes = if args.modes.is_empty() { &all[..] } else { &args.modes };
-        let (scale, minutes) = match args.scale {
-            Scale::Ci => ("ci", 20),
-            Scale::Full => ("full", 90),
+        let minutes = match args.scale {
+            Scale::Ci => 20,
+            Scale::Full => 90,
         };
         Plan {
             modes: modes.iter().map(|mode| (mode.name(), tests(mode))).collect(),
-            scale,
             limit: Duration::from_secs(60 * minutes / 2),
             deadline: Duration::from_secs(60 * minutes),
             verbose: args.verbose,
@@ -121,9 +119,8 @@ impl Plan {
         let only: String =
             self.modes.iter().map(|(name, tests)| format!(" forkyard.only.{name}={tests}")).collect();
         format!(
-            "console=ttyS0 quiet loglevel=2 panic=-1 forkyard.modes={} forkyard.scale={} forkyard.limit={}{only}",
+            "console=ttyS0 quiet loglevel=2 panic=-1 forkyard.modes={} forkyard.limit={}{only}",
             names.join(","),
-            self.scale,
             self.limit.as_secs(),
         )
     }
@@ -354,7 +351,6 @@ mod tests {
         let line = plan().command_line();
         for word in [
             "forkyard.modes=user",
-            "forkyard.scale=ci",
             "forkyard.only.user=machine::|conformance_here|attacks_here",
             "forkyard.limit=600",
         ] {

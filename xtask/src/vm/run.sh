@@ -61,7 +61,7 @@ as() {
 	esac
 	(
 		sh -c 'echo $PPID' >"$group/cgroup.procs"
-		export HOME=$home TMPDIR=$home/tmp FORKYARD_MACHINE=$mode FORKYARD_TEST_SCALE=$scale FORKYARD_TEST_REQUIRE=1
+		export HOME=$home TMPDIR=$home/tmp FORKYARD_MACHINE=$mode FORKYARD_TEST_REQUIRE=1
 		mkdir -p $home/tmp
 		[ -z "$who" ] || chown 1000:1000 $home/tmp
 		cd $home
@@ -69,7 +69,7 @@ as() {
 	)
 }
 
-scale=$(setting scale) limit=$(setting limit)
+limit=$(setting limit)
 failed=0 passed=0
 echo "vm: up $(uname -r), $(nproc) cores, landlock $(grep -c landlock /sys/kernel/security/lsm), $(seconds) s"
 for mode in $(setting modes | tr , ' '); do
