@@ -24,7 +24,23 @@ pub use forkyard_core::sandbox::{
 };
 pub use traits::{
     ChangedFile, FileInfo, FileKind, GitExport, GlobRequest, GrepMatch, GrepRequest, GrepResult, Health,
-    Provider, Sandbox, SandboxInfo, SandboxStatus, SnapshotInfo, SnapshotMode, Stats, TreeEntry, WorkDiff,
+    Provider, Sandbox, SandboxInfo, SandboxStatus, SnapshotInfo, SnapshotMode, Stats, TreeEntry, UnusedImage, WorkDiff,
 };
+
+/// Of the files in a folder of this machine, as far as they can be seen; a link counts as itself.
+pub fn bytes_in(dir: &std::path::Path) -> u64 {
+    let mut bytes = 0;
+    let mut dirs = vec![dir.to_path_buf()];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(m) if m.is_dir() => dirs.push(entry.path()),
+                Ok(m) => bytes += m.len(),
+                Err(_) => {}
+            }
+        }
+    }
+    bytes
+}
 
 pub type Result<T, E = SandboxError> = std::result::Result<T, E>;

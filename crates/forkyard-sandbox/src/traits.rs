@@ -6,6 +6,7 @@ use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::AsyncRead;
 use tokio_util::sync::CancellationToken;
 
@@ -73,9 +74,15 @@ pub trait Provider: Send + Sync {
     /// The archive is hostile input.
     async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo>;
 
-    /// Images that were prepared for sandboxes and that nobody has used for long enough. With `remove` they go, as they do
-    /// with a sweep; the answer names those that went.
-    async fn unused_images(&self, _remove: bool) -> Result<Vec<String>> {
+    /// Images that were prepared for sandboxes, that nobody has used for `age` (or for as long as the provider keeps them at
+    /// least), and that neither a sandbox stands on nor a snapshot, if `without` were gone. With `remove` they go; the answer
+    /// names those that went.
+    async fn unused_images(
+        &self,
+        _age: Duration,
+        _without: &[SnapshotId],
+        _remove: bool,
+    ) -> Result<Vec<UnusedImage>> {
         Ok(Vec::new())
     }
     /// Removes what crashes left behind, and sandboxes past their deadline. Safe beside other processes.
@@ -169,6 +176,14 @@ pub struct SnapshotInfo {
     pub labels: Labels,
     pub created_at: Timestamp,
     pub bytes: Option<u64>,
+}
+
+/// An image that can be prepared again when it is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnusedImage {
+    pub name: String,
+    /// What goes with it.
+    pub bytes: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

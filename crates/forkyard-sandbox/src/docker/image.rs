@@ -137,7 +137,7 @@ pub async fn prepare(
 }
 
 /// Tags of prepared images that nobody has used for a while and that no container stands on.
-pub async fn unused(docker: &Docker, home: &Home) -> Result<Vec<String>> {
+pub async fn unused(docker: &Docker, home: &Home, age: Duration) -> Result<Vec<String>> {
     let options = ListContainersOptionsBuilder::default().all(true).build();
     let containers = docker.list_containers(Some(options)).await.map_err(|e| translate("containers", &e))?;
     let in_use: BTreeSet<String> = containers.into_iter().filter_map(|c| c.image_id).collect();
@@ -152,7 +152,7 @@ pub async fn unused(docker: &Docker, home: &Home) -> Result<Vec<String>> {
                 continue;
             };
             let used = home.image_used(digest).unwrap_or(made);
-            if used.elapsed().is_ok_and(|age| age < KEEP_UNUSED) {
+            if used.elapsed().is_ok_and(|since| since < age.max(KEEP_UNUSED)) {
                 continue;
             }
             unused.push(tag.clone());
@@ -163,9 +163,9 @@ pub async fn unused(docker: &Docker, home: &Home) -> Result<Vec<String>> {
 }
 
 /// Removes those; says which it did. The engine keeps one that a container has come to stand on meanwhile.
-pub async fn sweep(docker: &Docker, home: &Home) -> Result<Vec<String>> {
+pub async fn sweep(docker: &Docker, home: &Home, age: Duration) -> Result<Vec<String>> {
     let mut removed = Vec::new();
-    for tag in unused(docker, home).await? {
+    for tag in unused(docker, home, age).await? {
         let digest = tag.rsplit(':').next().unwrap_or_default();
         // What it was made from is not ours to remove.
         let options = RemoveImageOptionsBuilder::default().noprune(true).build();

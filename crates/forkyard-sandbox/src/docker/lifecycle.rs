@@ -516,7 +516,7 @@ impl Inner {
     pub(super) async fn sweep(&self) -> Result<()> {
         let now = now();
         self.home.sweep_staged()?;
-        image::sweep(&self.docker, &self.home).await?;
+        image::sweep(&self.docker, &self.home, Duration::ZERO).await?;
         self.sweep_ready().await?;
         // Before anything else: whose volume is seen now has a container or a folder that is seen below.
         let filters = container::owner_filter(&self.owner);

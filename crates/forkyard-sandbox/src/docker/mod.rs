@@ -22,6 +22,7 @@ mod warm;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bollard::Docker;
@@ -32,7 +33,7 @@ use self::record::Home;
 use crate::traits::Tie;
 use crate::{
     Capabilities, EgressFactory, ErrorKind, ForkCost, Labels, NetworkMode, Provider, ProviderKind, Result,
-    Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo,
+    Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo, UnusedImage,
 };
 
 pub use self::engine::{describe as engine, socket_path};
@@ -178,9 +179,20 @@ impl Provider for DockerProvider {
         let made = snapshot::import(&self.inner.home, id, from).await;
         made.map_err(|e| e.or_hint("import what `export` wrote, whole and unchanged"))
     }
-    async fn unused_images(&self, remove: bool) -> Result<Vec<String>> {
+    async fn unused_images(
+        &self,
+        age: Duration,
+        _without: &[SnapshotId],
+        remove: bool,
+    ) -> Result<Vec<UnusedImage>> {
         let Inner { docker, home, .. } = &*self.inner;
-        if remove { image::sweep(docker, home).await } else { image::unused(docker, home).await }
+        let tags = if remove {
+            image::sweep(docker, home, age).await?
+        } else {
+            image::unused(docker, home, age).await?
+        };
+        // A layer of a few folders: nothing beside the image under it, which is the engine's.
+        Ok(tags.into_iter().map(|name| UnusedImage { name, bytes: 0 }).collect())
     }
     async fn sweep(&self) -> Result<()> {
         self.inner.sweep().await

@@ -24,6 +24,7 @@ mod zygote;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
@@ -39,6 +40,7 @@ use crate::traits::Tie;
 use crate::{
     Capabilities, EgressFactory, ErrorKind, ForkCost, InsideFile, Labels, NetworkMode, Provider,
     ProviderKind, Result, Sandbox, SandboxError, SandboxInfo, SandboxSpec, SandboxStatus, SnapshotInfo,
+    UnusedImage,
 };
 
 pub use detect::Shown;
@@ -325,6 +327,15 @@ impl Provider for LocalProvider {
     async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
         let made = self.inner.import_snapshot(id, from).await;
         made.map_err(|e| e.or_hint("import what `export` wrote, whole and unchanged"))
+    }
+
+    async fn unused_images(
+        &self,
+        age: Duration,
+        without: &[SnapshotId],
+        remove: bool,
+    ) -> Result<Vec<UnusedImage>> {
+        self.inner.unused_images(age, without, remove).await
     }
 
     async fn sweep(&self) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{Path as UrlPath, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -167,10 +168,22 @@ async fn layouts_archives_and_a_registry_give_the_same() {
     let missing = make(&provider, "missing", &format!("{address}/some/other:v1")).await.err().unwrap();
     assert_eq!(missing.kind, ErrorKind::NotFound);
     assert_eq!(provider.images().unwrap().len(), 3);
+
+    // All that a sandbox stands on stays; the layers go with the last image that has them.
+    let unused = async |age, remove| provider.unused_images(age, &[], remove).await.unwrap();
+    assert_eq!(unused(Duration::ZERO, true).await, []);
     for (index, reference) in references.iter().enumerate() {
-        provider.remove_image(reference).await.unwrap();
+        if index == 0 {
+            provider.remove_image(reference).await.unwrap();
+        }
         provider.destroy(&SandboxId::new(format!("image{index}")).unwrap()).await.unwrap();
     }
+    assert_eq!(unused(Duration::from_secs(3600), true).await, []);
+    let said = unused(Duration::ZERO, false).await;
+    assert_eq!((said.len(), said[0].bytes + said[1].bytes, stored()), (2, 0, 3), "both have all layers");
+    let gone = unused(Duration::ZERO, true).await;
+    assert_eq!((gone.len(), gone[0].bytes), (2, 0));
+    assert!(gone[1].bytes > 100_000, "{gone:?}");
     provider.settle().await;
     assert_eq!((stored(), provider.list(&Labels::new()).await.unwrap().len()), (0, 0));
 }

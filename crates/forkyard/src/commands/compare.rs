@@ -11,7 +11,7 @@ use crate::exit::Exit;
 use crate::output::Output;
 use crate::render::closing::{edited_tests, ranges, scores_failed, table};
 use crate::render::table::left;
-use crate::render::{Cell, Table, fit};
+use crate::render::{Cell, Table, wrap};
 use crate::results::RunResult;
 use crate::runs::{the_fork, the_run, the_target, with_place};
 
@@ -73,7 +73,9 @@ impl CompareArgs {
             ))?;
             out.line("The same letter in a row is the same change.")?;
             for warning in scores_failed(&result).into_iter().chain(edited_tests(&result)) {
-                out.line(&fit(&warning, style.width))?;
+                for line in wrap(&warning, style.width) {
+                    out.line(&line)?;
+                }
             }
             Ok(Exit::Success)
         })

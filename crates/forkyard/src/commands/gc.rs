@@ -3,10 +3,10 @@ use std::time::Duration;
 
 use clap::Args;
 use forkyard_core::view::{RunStatus, RunView};
-use forkyard_core::{Millis, RunId, Timestamp};
+use forkyard_core::{Millis, RunId, SnapshotId, Timestamp};
 use forkyard_engine::activities::{captured_key, open_repo};
 use forkyard_engine::clock::Clock;
-use forkyard_sandbox::{Labels, Provider, SnapshotInfo};
+use forkyard_sandbox::{Labels, Provider, SnapshotInfo, bytes_in};
 use forkyard_server::dto::chores::Freed;
 use forkyard_store::{RunQuery, StoreError};
 use serde_json::json;
@@ -42,7 +42,7 @@ pub async fn collect(yard: &Yard, age: Millis, dry_run: bool) -> Result<Freed> {
     gc.remove_orphans(yard, before, &mut freed).await?;
     gc.remove_caches(yard, before, &mut freed).await?;
     gc.remove_demos(yard, before, &mut freed);
-    gc.remove_images(yard, &mut freed).await;
+    gc.remove_images(yard, Duration::from_millis(age.0), &mut freed).await;
     if !dry_run {
         leftovers(yard).await;
         let (now, s) = (Clock::system().now(), &yard.settings);
@@ -146,11 +146,16 @@ impl GcArgs {
         Ok(())
     }
 
-    /// Images that providers prepared and nobody has used, by the providers' own patience.
-    async fn remove_images(&self, yard: &Yard, freed: &mut Freed) {
+    /// Images that providers prepared and nobody has used for so long.
+    async fn remove_images(&self, yard: &Yard, age: Duration, freed: &mut Freed) {
+        // In a dry run they are still there.
+        let gone: Vec<SnapshotId> = freed.snapshots.iter().filter_map(|id| SnapshotId::new(id).ok()).collect();
         for provider in yard.providers.values() {
-            match provider.unused_images(!self.dry_run).await {
-                Ok(images) => freed.images.extend(images),
+            match provider.unused_images(age, &gone, !self.dry_run).await {
+                Ok(images) => {
+                    freed.bytes += images.iter().map(|image| image.bytes).sum::<u64>();
+                    freed.images.extend(images.into_iter().map(|image| image.name));
+                }
                 Err(e) => freed.left.push(format!("prepared images: {e}")),
             }
         }
@@ -292,22 +297,6 @@ async fn old_runs(yard: &Yard, before: Timestamp) -> Result<Vec<RunView>> {
                 .filter(|r| r.status == RunStatus::Ended && r.ended_at.is_some_and(|at| at <= before)),
         );
     }
-}
-
-/// Of the files themselves; a link counts as itself.
-fn bytes_in(dir: &Path) -> u64 {
-    let mut bytes = 0;
-    let mut dirs = vec![dir.to_path_buf()];
-    while let Some(dir) = dirs.pop() {
-        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-            match entry.metadata() {
-                Ok(m) if m.is_dir() => dirs.push(entry.path()),
-                Ok(m) => bytes += m.len(),
-                Err(_) => {}
-            }
-        }
-    }
-    bytes
 }
 
 pub fn size(bytes: u64) -> String {

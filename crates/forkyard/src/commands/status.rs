@@ -123,7 +123,8 @@ fn one_fork(
     line("sandbox", f.sandbox.as_ref().map(ToString::to_string));
     line("attempt", Some(f.attempt.to_string()));
     line("verified", f.verified.map(|v| if v { "yes" } else { "no" }.to_string()));
-    line("score", f.score.map(|s| s.to_string()));
+    let no_score = result.and_then(|r| r.score_error.as_deref()).map(|why| format!("failed: {why}"));
+    line("score", f.score.map(|s| s.to_string()).or(no_score));
     line("turns", Some(format!("{} ({} calls)", f.turns, f.tool_calls)));
     line("cost", Some(format!("{} ({} tokens)", f.cost, f.tokens)));
     line("time", Some(f.driven.to_string()));

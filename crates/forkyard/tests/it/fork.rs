@@ -37,6 +37,8 @@ fn a_score_that_fails_and_a_tie_are_told_with_the_ranking() {
     );
     assert!(reasons[2].starts_with("score failed: exit 3, "), "{reasons:?}");
     assert_eq!(status["results"][0]["score_error"], "exit 3");
+    let fork = w.run(&["status", &format!("{run}/0")]);
+    assert!(fork.stdout.contains("\nscore      failed: exit 3\n"), "{}", fork.stdout);
 
     let ran = w.fork(&["--score", "echo well done"]);
     assert!(

@@ -157,7 +157,7 @@ fn forks_of_a_file_differ_in_image_limits_and_captured_files() {
     assert_eq!(w.run(&["apply", &format!("{run}/0"), "--captured", "other"]).code, 2, "it captured nothing");
     assert!(w.run(&["status", &format!("{run}/1")]).stdout.contains("captured   seen.txt"));
 
-    // Files that were captured go with their run.
+    // Files that were captured go with their run, and the image with the snapshots that stand on it.
     let dry = w.json(&["gc", "--older-than", "0s", "--dry-run", "--json"]);
     assert_eq!(
         (dry["freed"]["captured"].as_u64(), dry["freed"]["snapshots"].as_array().unwrap().len()),
@@ -165,6 +165,10 @@ fn forks_of_a_file_differ_in_image_limits_and_captured_files() {
     );
     let done = w.json(&["gc", "--older-than", "0s", "--json"]);
     assert_eq!(done["freed"]["captured"], 1, "{done}");
+    for freed in [&dry["freed"], &done["freed"]] {
+        assert_eq!(freed["images"].as_array().unwrap().len(), 1, "{freed}");
+        assert!(freed["bytes"].as_u64().unwrap() > 500_000, "{freed}");
+    }
     let again = w.json(&["gc", "--older-than", "0s", "--json"]);
     assert_eq!(again["freed"]["bytes"], 0, "{again}");
 }

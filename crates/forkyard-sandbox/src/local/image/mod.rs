@@ -14,7 +14,9 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use forkyard_core::SnapshotId;
 use forkyard_guest::zygote::{UnpackLimits, Work};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -25,7 +27,7 @@ use super::Inner;
 use super::snapshot::worked;
 use super::state::{self, io_error};
 use super::zygote::unavailable;
-use crate::{ErrorKind, Result, SandboxError};
+use crate::{ErrorKind, Result, SandboxError, UnusedImage, bytes_in};
 
 /// Of an image as a whole, unpacked.
 const LIMITS: UnpackLimits = UnpackLimits { bytes: 64 << 30, entries: 10_000_000 };
@@ -111,6 +113,8 @@ impl Inner {
         let path = self.state.root.join("images").join(format!("{key}.json"));
         let _lock = self.state.lock(&format!("image.{key}")).await?;
         if let Some(known) = state::load::<ImageMeta>(&path)? {
+            // For `unused_images`, which takes one away too early at worst.
+            let _ = File::open(&path).and_then(|file| file.set_modified(SystemTime::now()));
             return Ok(known);
         }
         // Downloads live as long as the unpacking.
@@ -234,12 +238,61 @@ impl Inner {
             else {
                 continue;
             };
-            std::fs::remove_file(&path).map_err(|e| io_error(&path, &e))?;
-            for layer in &meta.layers {
-                self.drop_layer(layer, &format!("image.{key}"))?;
-            }
+            self.forget_image(key, &meta)?;
         }
         Ok(())
+    }
+
+    /// The caller holds the lock of this image.
+    fn forget_image(self: &Arc<Self>, key: &str, meta: &ImageMeta) -> Result<()> {
+        let path = self.state.root.join("images").join(format!("{key}.json"));
+        std::fs::remove_file(&path).map_err(|e| io_error(&path, &e))?;
+        for layer in &meta.layers {
+            self.drop_layer(layer, &format!("image.{key}"))?;
+        }
+        Ok(())
+    }
+
+    /// Those that no sandbox and no snapshot stands on; layers that another image has too stay with that one.
+    pub(super) async fn unused_images(
+        self: &Arc<Self>,
+        age: Duration,
+        without: &[SnapshotId],
+        remove: bool,
+    ) -> Result<Vec<UnusedImage>> {
+        let without: Vec<String> = without.iter().map(|id| format!("snapshot.{id}")).collect();
+        let mut unused = Vec::new();
+        for name in state::names(&self.state.root.join("images"))? {
+            let Some(key) = name.strip_suffix(".json") else { continue };
+            let user = format!("image.{key}");
+            // Somebody is about to use one whose lock is held.
+            let Some(_lock) = self.state.try_lock(&user)? else { continue };
+            let path = self.state.root.join("images").join(&name);
+            let used = std::fs::metadata(&path).and_then(|file| file.modified());
+            if !used.is_ok_and(|used| used.elapsed().is_ok_and(|since| since >= age)) {
+                continue;
+            }
+            let Some(meta) = state::load::<ImageMeta>(&path)? else { continue };
+            let mut own = Vec::new();
+            let mut stood_on = false;
+            for layer in &meta.layers {
+                let mut users = state::names(&self.state.layer(layer).join("refs")).unwrap_or_default();
+                users.retain(|user| !without.contains(user));
+                stood_on |= users.iter().any(|user| !user.starts_with("image."));
+                if users == [user.as_str()] {
+                    own.push(self.state.layer(layer));
+                }
+            }
+            if stood_on {
+                continue;
+            }
+            let bytes = blocking(move || Ok(own.iter().map(|layer| bytes_in(layer)).sum())).await?;
+            if remove {
+                self.forget_image(key, &meta)?;
+            }
+            unused.push(UnusedImage { name: meta.reference, bytes });
+        }
+        Ok(unused)
     }
 }
 
