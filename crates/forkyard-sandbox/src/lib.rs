@@ -24,7 +24,8 @@ pub use forkyard_core::sandbox::{
 };
 pub use traits::{
     ChangedFile, FileInfo, FileKind, GitExport, GlobRequest, GrepMatch, GrepRequest, GrepResult, Health,
-    Provider, Sandbox, SandboxInfo, SandboxStatus, SnapshotInfo, SnapshotMode, Stats, TreeEntry, UnusedImage, WorkDiff,
+    Provider, Sandbox, SandboxInfo, SandboxStatus, SnapshotInfo, SnapshotMode, Stats, TreeEntry, UnusedImage,
+    WorkDiff,
 };
 
 /// Of the files in a folder of this machine, as far as they can be seen; a link counts as itself.

@@ -19,7 +19,7 @@ use forkyard_engine::steer::{By, Steering};
 use forkyard_sandbox::docker::{DockerOptions, DockerProvider, socket_path};
 use forkyard_sandbox::egress::{EgressConfig, EgressProxy, InternalRoute};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
-use forkyard_sandbox::{EgressFactory, Provider};
+use forkyard_sandbox::{EgressFactory, ErrorKind, Provider, SandboxError};
 use forkyard_server::inside::Inside;
 use forkyard_store::Store;
 use tokio_util::sync::CancellationToken;
@@ -166,10 +166,16 @@ fn make_home(settings: &Settings) -> Result<()> {
         .map_err(|e| CliError::failure(format!("{}: {e}", settings.home.display())).hint("set FORKYARD_HOME"))
 }
 
-/// For who makes sandboxes that no run and no agent knows of.
+/// For who makes a sandbox that no run and no agent knows of: nobody but the provider it comes from is asked.
 pub async fn sandboxes(settings: &Settings) -> Result<Sandboxes> {
     make_home(settings)?;
-    Ok(Sandboxes::new(providers(settings, &environment(), None).await?))
+    let egress = egress(settings, None)?;
+    let provider = match settings.provider {
+        ProviderKind::Local => Some(local(settings, &environment(), egress)?),
+        ProviderKind::Docker => Some(docker(settings, egress).await?),
+        ProviderKind::E2b | ProviderKind::Daytona => None,
+    };
+    Ok(Sandboxes::new(provider.map(|provider| (settings.provider, provider)).into_iter().collect()))
 }
 
 fn models_config(s: &Settings) -> Result<ModelsConfig> {
@@ -192,38 +198,53 @@ async fn providers(
     env: &BTreeMap<String, String>,
     inside: Option<&Inside>,
 ) -> Result<BTreeMap<ProviderKind, Arc<dyn Provider>>> {
-    let state = s.home.join("sandboxes");
-    let failed = |e: forkyard_sandbox::SandboxError| CliError::failure(e.to_string());
-    let egress_dir = s.home.join("egress");
-    std::fs::create_dir_all(&egress_dir)?;
-    let on_decision = Arc::new(|d: forkyard_sandbox::egress::EgressDecision| {
-        tracing::debug!(sandbox = %d.sandbox, host = d.host, port = d.port, "egress: {:?}", d.decision);
-    });
-    let mut config = EgressConfig::for_host(&egress_dir, on_decision).map_err(failed)?;
-    config.internal = inside.map(|inside| InternalRoute::Service(Arc::new(Internal::new(inside.clone()))));
-    let egress: Arc<dyn EgressFactory> = Arc::new(EgressProxy::new(config));
-    let user_home = env.get("HOME").map(PathBuf::from);
-    let options = LocalOptions { egress: Some(egress.clone()), home: user_home, ..LocalOptions::default() };
-    let local: Arc<dyn Provider> = Arc::new(LocalProvider::new(&state, options).map_err(failed)?);
-    let mut providers = BTreeMap::from([(ProviderKind::Local, local)]);
+    let egress = egress(s, inside)?;
+    let mut providers = BTreeMap::from([(ProviderKind::Local, local(s, env, egress.clone())?)]);
     let wanted = s.provider == ProviderKind::Docker;
-    let host = s.docker_host.clone();
-    if wanted || socket_path(host.as_deref()).is_some_and(Path::exists) {
-        let options = DockerOptions {
-            host,
-            egress: Some(egress),
-            warm: s.docker_warm as usize,
-            ..DockerOptions::default()
-        };
-        match DockerProvider::connect(&s.home.join("docker"), options).await {
+    if wanted || socket_path(s.docker_host.as_deref()).is_some_and(Path::exists) {
+        match docker(s, egress).await {
             Ok(docker) => {
-                providers.insert(ProviderKind::Docker, Arc::new(docker));
+                providers.insert(ProviderKind::Docker, docker);
             }
             Err(e) if wanted => return Err(e.into()),
+            Err(e) if e.kind == ErrorKind::Timeout => tracing::warn!("Docker's sandboxes are left out: {e}"),
             Err(e) => tracing::debug!("no Docker here: {e}"),
         }
     }
     Ok(providers)
+}
+
+fn egress(s: &Settings, inside: Option<&Inside>) -> Result<Arc<dyn EgressFactory>> {
+    let dir = s.home.join("egress");
+    std::fs::create_dir_all(&dir)?;
+    let on_decision = Arc::new(|d: forkyard_sandbox::egress::EgressDecision| {
+        tracing::debug!(sandbox = %d.sandbox, host = d.host, port = d.port, "egress: {:?}", d.decision);
+    });
+    let mut config =
+        EgressConfig::for_host(&dir, on_decision).map_err(|e| CliError::failure(e.to_string()))?;
+    config.internal = inside.map(|inside| InternalRoute::Service(Arc::new(Internal::new(inside.clone()))));
+    Ok(Arc::new(EgressProxy::new(config)))
+}
+
+fn local(
+    s: &Settings,
+    env: &BTreeMap<String, String>,
+    egress: Arc<dyn EgressFactory>,
+) -> Result<Arc<dyn Provider>> {
+    let home = env.get("HOME").map(PathBuf::from);
+    let options = LocalOptions { egress: Some(egress), home, ..LocalOptions::default() };
+    let provider = LocalProvider::new(&s.home.join("sandboxes"), options);
+    Ok(Arc::new(provider.map_err(|e| CliError::failure(e.to_string()))?))
+}
+
+async fn docker(s: &Settings, egress: Arc<dyn EgressFactory>) -> Result<Arc<dyn Provider>, SandboxError> {
+    let options = DockerOptions {
+        host: s.docker_host.clone(),
+        egress: Some(egress),
+        warm: s.docker_warm as usize,
+        ..DockerOptions::default()
+    };
+    Ok(Arc::new(DockerProvider::connect(&s.home.join("docker"), options).await?))
 }
 
 /// This machine's name for the store: made once, kept in Forkyard's home.

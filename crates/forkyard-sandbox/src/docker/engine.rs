@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use bollard::errors::Error as Fault;
 use bollard::{ClientVersion, Docker};
@@ -13,6 +14,8 @@ pub const MIN_API: (usize, usize) = (1, 41);
 const DEFAULT_HOST: &str = "unix:///var/run/docker.sock";
 /// For one request; pulls and archives are streams, to which it applies piece by piece.
 const REQUEST_TIMEOUT_S: u64 = 120;
+/// For its first word, which costs it nothing: one that hangs must not hold up commands that can do without it.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Connects, agrees on a version, and refuses an engine that is too old.
 pub async fn connect(host: Option<&str>) -> Result<Docker> {
@@ -24,7 +27,8 @@ pub async fn connect(host: Option<&str>) -> Result<Docker> {
     let newest = ClientVersion { major_version: 1, minor_version: 53 };
     let docker =
         Docker::connect_with_unix(path, REQUEST_TIMEOUT_S, &newest).map_err(|e| translate(path, &e))?;
-    let docker = docker.negotiate_version().await.map_err(|e| {
+    let agreed = tokio::time::timeout(ANSWERS_WITHIN, docker.negotiate_version()).await;
+    let docker = agreed.unwrap_or(Err(Fault::RequestTimeoutError)).map_err(|e| {
         translate(path, &e).or_hint("is that the socket of a Docker engine that works? try `docker version`")
     })?;
     let api = docker.client_version();

@@ -149,7 +149,8 @@ impl GcArgs {
     /// Images that providers prepared and nobody has used for so long.
     async fn remove_images(&self, yard: &Yard, age: Duration, freed: &mut Freed) {
         // In a dry run they are still there.
-        let gone: Vec<SnapshotId> = freed.snapshots.iter().filter_map(|id| SnapshotId::new(id).ok()).collect();
+        let gone: Vec<SnapshotId> =
+            freed.snapshots.iter().filter_map(|id| SnapshotId::new(id).ok()).collect();
         for provider in yard.providers.values() {
             match provider.unused_images(age, &gone, !self.dry_run).await {
                 Ok(images) => {

@@ -12,6 +12,27 @@ fn a_command_runs_in_a_sandbox_that_is_gone_afterwards() {
 }
 
 #[test]
+fn a_docker_engine_that_hangs_holds_nobody_up() {
+    let w = World::new();
+    let socket = w.dir.path().join("docker.sock");
+    let engine = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let host = format!("unix://{}", socket.display());
+    let env = [("DOCKER_HOST", host.as_str())];
+    let ran = w.run_with(&["sandbox", "run", "--network", "none", "--", "true"], &env);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
+    engine.set_nonblocking(true).unwrap();
+    let asked = engine.accept().map(drop).map_err(|e| e.kind());
+    assert_eq!(asked, Err(std::io::ErrorKind::WouldBlock), "a local sandbox is none of its business");
+
+    let ran = w.run_with(&["list"], &env);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stderr.contains("Docker's sandboxes are left out"), "{}", ran.stderr);
+    let ran = w.run_with(&["sandbox", "run", "--provider", "docker", "--", "true"], &env);
+    assert_ne!(ran.code, 0);
+    assert!(ran.stderr.contains("did not answer in time"), "{}", ran.stderr);
+}
+
+#[test]
 fn nothing_of_a_sandbox_is_left_when_its_command_ends() {
     let w = World::new();
     for _ in 0..5 {
