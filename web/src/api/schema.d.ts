@@ -1834,7 +1834,7 @@ export interface components {
         Freed: {
             /**
              * Format: int64
-             * @description Of folders, captured files, and snapshots that know their size.
+             * @description Of folders, captured files, images, and snapshots that know their size.
              */
             bytes: number;
             /** @description Files that runs brought back beside their diffs. */

@@ -94,13 +94,11 @@ fn check(spec: &SandboxSpec) -> Result<()> {
 /// By what means each limit will hold.
 fn achieved(spec: &SandboxSpec, enforced: Enforced, disk: bool) -> Achieved {
     let means = |kernel| if kernel { LimitMeans::Kernel } else { LimitMeans::Watchdog };
-    // Asked once: the answer comes from a dozen files.
-    static ONLINE: std::sync::OnceLock<f64> = std::sync::OnceLock::new();
-    let online = *ONLINE.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()) as f64);
+    let online = || rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
     Achieved {
         memory: means(enforced.memory),
         // Nobody can use more than the machine has.
-        cpu: means(enforced.cpu || spec.limits.cpus >= online),
+        cpu: means(enforced.cpu || spec.limits.cpus >= f64::from(online())),
         disk: means(disk),
         // By rlimit where no cgroup: the kernel counts it per user namespace, which is per sandbox.
         processes: LimitMeans::Kernel,
@@ -162,6 +160,16 @@ impl Inner {
         if spec.network.has_proxy() && self.egress.is_none() {
             return Err(no_egress());
         }
+        // The first sandbox's helper starts while the rest is made ready; whether it did, is asked where it is needed.
+        tokio::join!(self.zygote(), self.create_with(id, attempt, spec)).1
+    }
+
+    async fn create_with(
+        self: &Arc<Self>,
+        id: &SandboxId,
+        attempt: Attempt,
+        spec: &SandboxSpec,
+    ) -> Result<Arc<dyn Sandbox>> {
         let _lock = self.state.lock(id.as_str()).await?;
         if let Some(meta) = self.state.load(id)? {
             return match status(&meta) {
@@ -180,7 +188,7 @@ impl Inner {
         }
         // The kernel can keep a disk's limit only if the sandbox has one of its own, which costs speed: for who asks for it.
         let disk = spec.strict;
-        if let (true, Err((why, fix))) = (disk, disk::check()) {
+        if disk && let Err((why, fix)) = disk::check() {
             let message = format!("strict: the kernel can't keep the disk limit: {why}");
             return Err(SandboxError::new(ErrorKind::Unsupported, message).hint(fix));
         }

@@ -89,7 +89,7 @@ pub struct Freed {
     pub images: Vec<String>,
     /// Logs, demos, caches of repositories, and what killed processes left.
     pub folders: Vec<String>,
-    /// Of folders, captured files, and snapshots that know their size.
+    /// Of folders, captured files, images, and snapshots that know their size.
     pub bytes: u64,
     /// What could not be removed, and why.
     pub left: Vec<String>,

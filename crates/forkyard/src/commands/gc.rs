@@ -75,16 +75,16 @@ impl GcArgs {
         for left in &freed.left {
             out.line(&format!("left {}", plain(left)))?;
         }
-        out.line(&format!(
-            "{} runs, {} snapshots, {} captured files, {} prepared images and {} folders: {} {}",
-            freed.runs.len(),
-            freed.snapshots.len(),
-            freed.captured,
-            freed.images.len(),
-            freed.folders.len(),
-            size(freed.bytes),
-            if self.dry_run { "to free" } else { "freed" },
-        ))?;
+        let counts = [
+            (freed.runs.len(), "run"),
+            (freed.snapshots.len(), "snapshot"),
+            (freed.captured, "captured file"),
+            (freed.images.len(), "prepared image"),
+            (freed.folders.len(), "folder"),
+        ];
+        let counts = counts.map(|(n, what)| format!("{n} {what}{}", if n == 1 { "" } else { "s" }));
+        let tense = if self.dry_run { "to free" } else { "freed" };
+        out.line(&format!("{}: {} {tense}", counts.join(", "), size(freed.bytes)))?;
         Ok(Exit::Success)
     }
 
