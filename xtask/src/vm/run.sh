@@ -11,6 +11,7 @@ mount -t devpts -o ptmxmode=0666 devpts /dev/pts
 mount -t tmpfs -o mode=1777 shm /dev/shm
 mount -t securityfs security /sys/kernel/security
 mount -t cgroup2 -o nsdelegate,memory_recursiveprot cgroup /sys/fs/cgroup
+busybox modprobe loop
 busybox ip link set lo up
 busybox hostname machine
 chmod 1777 /tmp /var/tmp
