@@ -260,7 +260,7 @@ impl Inner {
         without: &[SnapshotId],
         remove: bool,
     ) -> Result<Vec<UnusedImage>> {
-        let without: Vec<String> = without.iter().map(|id| format!("snapshot.{id}")).collect();
+        let mut without: Vec<String> = without.iter().map(|id| format!("snapshot.{id}")).collect();
         let mut unused = Vec::new();
         for name in state::names(&self.state.root.join("images"))? {
             let Some(key) = name.strip_suffix(".json") else { continue };
@@ -291,6 +291,8 @@ impl Inner {
                 self.forget_image(key, &meta)?;
             }
             unused.push(UnusedImage { name: meta.reference, bytes });
+            // For the next one it is gone, whether it went or would go.
+            without.push(user);
         }
         Ok(unused)
     }
