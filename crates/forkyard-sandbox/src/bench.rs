@@ -68,7 +68,8 @@ async fn whole(program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<D
     let once = || async {
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.envs(env.iter().copied());
+        // Cargo's own would make every program look for its libraries in more places.
+        command.env_remove("LD_LIBRARY_PATH").envs(env.iter().copied());
         let start = Instant::now();
         let status = command.status();
         let took = start.elapsed();

@@ -62,6 +62,7 @@ pub struct Global {
 }
 
 #[derive(Debug, Subcommand)]
+#[command(defer = true)]
 pub enum Command {
     /// Watch a whole run on a small bundled repository: real sandboxes, real tools, a scripted model, no key.
     Demo(commands::demo::DemoArgs),

@@ -117,13 +117,12 @@ impl Server {
 
     fn start(&mut self, op: &ExecOp) -> Result<Job, (Fault, String)> {
         let io = stdio(op).map_err(|e| (Fault::Unavailable, format!("pipes: {e}")))?;
-        let mut env = self.config.env.clone();
-        env.extend(op.env.iter().map(|(k, v)| (k.clone(), v.clone())));
+        let its_own = (!op.env.is_empty()).then(|| self.env.with(&op.env));
         let cwd = op.cwd.as_deref().unwrap_or(WORKSPACE);
         let cwd = if cwd.starts_with('/') { cwd.to_string() } else { format!("{WORKSPACE}/{cwd}") };
         let command = Command {
             argv: &op.argv,
-            env: &env,
+            env: its_own.as_ref().unwrap_or(&self.env),
             cwd: &cwd,
             stdio: io.theirs,
             terminal: io.terminal.is_some(),

@@ -103,7 +103,8 @@ impl Job {
         let keeps = self.call.is_some();
         let mut dropped = false;
         let mut taken = 0;
-        buffer.resize(READ_SIZE, 0);
+        // Its pages are touched only by what is read.
+        buffer.reserve(READ_SIZE);
         let stream = self.stream(which);
         let mut turn = 0;
         while turn < READ_TURN {
@@ -112,9 +113,10 @@ impl Job {
             if room == 0 {
                 break;
             }
-            match rustix::io::read(fd.as_fd(), &mut buffer[..room]) {
-                Ok(0) => stream.fd = None,
-                Ok(n) => {
+            match rustix::io::read(fd.as_fd(), &mut buffer.spare_capacity_mut()[..room]) {
+                Ok(([], _)) => stream.fd = None,
+                Ok((data, _)) => {
+                    let n = data.len();
                     turn += n;
                     stream.total += n as u64;
                     let mut allowed = max.saturating_sub(stream.spool.length());
@@ -122,7 +124,7 @@ impl Job {
                         allowed = allowed.min(budget.saturating_sub(taken));
                     }
                     let keep = usize::try_from(allowed).unwrap_or(n).min(n);
-                    if keep > 0 && stream.spool.push(&buffer[..keep], dir) {
+                    if keep > 0 && stream.spool.push(&data[..keep], dir) {
                         taken += keep as u64;
                         dropped |= keep < n;
                     } else {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use super::conn::Conn;
 use super::job::{Job, Which};
 use super::quiet::Quiet;
-use super::spawn::Spawner;
+use super::spawn::{Environment, Spawner};
 use super::watch::Watchdog;
 use super::{Config, procs};
 use crate::sys::process::child_signals;
@@ -68,6 +68,7 @@ impl Token {
 
 pub struct Server {
     pub(super) config: Config,
+    pub(super) env: Environment,
     pub(super) epoll: OwnedFd,
     pub(super) wake: Arc<OwnedFd>,
     pub(super) children: OwnedFd,
@@ -103,6 +104,7 @@ impl Server {
             watchdog: Watchdog::new(config.watch, config.upper.take()),
             spawner: Spawner::new(config.oom_score.take()),
             landlock: None,
+            env: Environment::new(std::mem::take(&mut config.env)),
             config,
             epoll,
             wake,
@@ -150,7 +152,7 @@ impl Server {
     }
 
     pub(super) fn adopt(&mut self, lifetime_ms: u64, env: BTreeMap<String, String>) {
-        self.config.env = env;
+        self.env = Environment::new(env);
         self.ends_at = Instant::now() + Duration::from_millis(lifetime_ms);
     }
 

@@ -33,9 +33,32 @@ pub struct SpawnError {
     pub errno: i32,
 }
 
+/// The environment of commands, laid out once for all of them.
+pub struct Environment {
+    vars: BTreeMap<String, String>,
+    /// None if one can't be said to a program.
+    block: Option<Vec<CString>>,
+}
+
+impl Environment {
+    pub fn new(vars: BTreeMap<String, String>) -> Environment {
+        let block = vars.iter().map(|(k, v)| CString::new(format!("{k}={v}")).ok()).collect();
+        Environment { vars, block }
+    }
+
+    pub fn with(&self, more: &BTreeMap<String, String>) -> Environment {
+        let more = more.iter().map(|(k, v)| (k.clone(), v.clone()));
+        Environment::new(self.vars.clone().into_iter().chain(more).collect())
+    }
+
+    fn path(&self) -> &str {
+        self.vars.get("PATH").map_or(DEFAULT_PATH, String::as_str)
+    }
+}
+
 pub struct Command<'a> {
     pub argv: &'a [String],
-    pub env: &'a BTreeMap<String, String>,
+    pub env: &'a Environment,
     pub cwd: &'a str,
     pub stdio: [RawFd; 3],
     /// stdin is a terminal that becomes the controlling one.
@@ -105,18 +128,18 @@ impl Spawner {
 
     /// Returns the pid once the program runs (or has failed to).
     pub fn spawn(&mut self, command: &Command<'_>) -> Result<i32, SpawnError> {
-        let bad = |_| SpawnError { stage: Stage::Arguments, errno: libc::EINVAL };
-        let text = |s: &str| CString::new(s).map_err(bad);
+        let unusable = || SpawnError { stage: Stage::Arguments, errno: libc::EINVAL };
+        let text = |s: &str| CString::new(s).map_err(|_| unusable());
         let argv: Vec<CString> = command.argv.iter().map(|a| text(a)).collect::<Result<_, _>>()?;
-        let env: Vec<CString> =
-            command.env.iter().map(|(k, v)| text(&format!("{k}={v}"))).collect::<Result<_, _>>()?;
-        let program = command.argv.first().filter(|p| !p.is_empty());
-        let program = program.ok_or(SpawnError { stage: Stage::Arguments, errno: libc::EINVAL })?;
+        let (Some(env), Some(program)) =
+            (&command.env.block, command.argv.first().filter(|program| !program.is_empty()))
+        else {
+            return Err(unusable());
+        };
         let programs = if program.contains('/') {
             vec![text(program)?]
         } else {
-            let path = command.env.get("PATH").map_or(DEFAULT_PATH, String::as_str);
-            let dirs = path.split(':').filter(|dir| !dir.is_empty());
+            let dirs = command.env.path().split(':').filter(|dir| !dir.is_empty());
             dirs.map(|dir| text(&format!("{dir}/{program}"))).collect::<Result<_, _>>()?
         };
         let pointers =
@@ -125,7 +148,7 @@ impl Spawner {
         let mut plan = Plan {
             programs,
             argv: pointers(&argv),
-            env: pointers(&env),
+            env: pointers(env),
             cwd: text(command.cwd)?,
             stdio: command.stdio,
             terminal: command.terminal,

@@ -57,7 +57,12 @@ impl Messages {
         Ok(Messages(unsafe { AsyncFd::register(socket) }?))
     }
 
+    /// Tried at once: the runtime knows that a new socket can be written to only after it was idle.
     pub async fn send(&self, data: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+        match send(self.0.get_ref().as_fd(), data, fds) {
+            Err(rustix::io::Errno::AGAIN) => {}
+            sent => return Ok(sent?),
+        }
         self.0
             .async_io(Interest::WRITABLE, |socket| send(socket.as_fd(), data, fds).map_err(Into::into))
             .await

@@ -194,17 +194,16 @@ impl Inner {
             Some(meta) => link::kill(meta).await?,
             None => link::shut_down_unknown(&dir).await,
         }
-        if let Some(meta) = &meta {
-            self.remove_groups(meta.cgroups.clone());
-            for layer in &meta.lower {
-                if let Some(path) = self.state.drop_ref(layer, &format!("sandbox.{id}"))? {
-                    self.remove_later(path);
-                }
+        for layer in meta.iter().flat_map(|meta| &meta.lower) {
+            if let Some(path) = self.state.drop_ref(layer, &format!("sandbox.{id}"))? {
+                self.remove_later(path);
             }
         }
         if let Some(path) = self.state.trash(&dir)? {
             self.remove_later(path);
         }
+        // Last: by then the helper is at work on the rest.
+        self.remove_groups(meta.map(|meta| meta.cgroups).unwrap_or_default());
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 
 use forkyard_guest::zygote::{
     Answer, Ask, Groups, RESTACK_FDS, Ready, RestackAsk, RootAsk, Start, Work, WorkResult,
@@ -46,7 +47,8 @@ fn program() -> std::io::Result<&'static OwnedFd> {
     // Kernels before 6.3 do not know the flag, and do not need it.
     let file = make(MemfdFlags::EXEC).or_else(|_| make(MemfdFlags::empty()))?;
     let mut writer = std::fs::File::from(file);
-    populate(GUEST);
+    // Fault by fault it takes several times as long.
+    advise(GUEST, libc::MADV_POPULATE_READ);
     std::io::Write::write_all(&mut writer, GUEST)?;
     let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     rustix::fs::fcntl_add_seals(&writer, seals)?;
@@ -56,49 +58,89 @@ fn program() -> std::io::Result<&'static OwnedFd> {
     Ok(PROGRAM.get_or_init(|| program))
 }
 
-/// Makes all of `data` present at once: fault by fault takes several times as long. Kernels that can't do it need not.
-fn populate(data: &'static [u8]) {
+/// Tells the kernel that the pages of `data` are wanted, or not any more. One that can't do it need not.
+fn advise(data: &'static [u8], advice: libc::c_int) {
     let page = rustix::param::page_size();
     let start = data.as_ptr() as usize / page * page;
     let length = data.as_ptr() as usize + data.len() - start;
-    // SAFETY: the advice reads what is mapped and changes nothing.
-    unsafe { libc::madvise(start as *mut libc::c_void, length, libc::MADV_POPULATE_READ) };
+    // SAFETY: these are pages of a file, which nothing has changed: what is dropped comes back as it was.
+    unsafe { libc::madvise(start as *mut libc::c_void, length, advice) };
 }
 
-/// The guest at a task on this side, and our end of the socket that is its stdin. It closes whatever else it inherits.
-pub fn spawn_guest(task: &str) -> Result<(Child, OwnedFd)> {
-    let failed = |e: std::io::Error| unavailable(format!("can't start the sandbox helper: {e}"));
-    let program = program().map_err(failed)?;
-    let (ours, theirs) = message_pair().map_err(|e| failed(e.into()))?;
+fn not_started(e: std::io::Error) -> SandboxError {
+    unavailable(format!("can't start the sandbox helper: {e}"))
+}
+
+/// The guest at a task on this side. It closes whatever else than its stdin it inherits.
+fn spawn_guest(task: &str, stdin: OwnedFd) -> Result<Child> {
+    let program = program().map_err(not_started)?;
     // What it knows, every sandbox would know.
-    let child = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()))
+    Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()))
         .arg0("forkyard-guest")
         .arg(task)
         .env_clear()
         .current_dir("/")
-        .stdin(theirs)
+        .stdin(stdin)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .map_err(failed)?;
-    Ok((child, ours))
+        .map_err(not_started)
 }
 
-type Helper = Result<(Child, OwnedFd)>;
+/// A helper that is being started. What is said to it meanwhile waits in its socket.
+struct Starting {
+    socket: OwnedFd,
+    child: Spawned,
+}
+
+enum Spawned {
+    Here(Child),
+    Beside(JoinHandle<Result<Child>>),
+}
+
+impl Starting {
+    fn here() -> Result<Starting> {
+        let (socket, theirs) = message_pair().map_err(|e| not_started(e.into()))?;
+        Ok(Starting { socket, child: Spawned::Here(spawn_guest(ZYGOTE, theirs)?) })
+    }
+
+    fn beside() -> Option<Starting> {
+        let (socket, theirs) = message_pair().ok()?;
+        let caller = rustix::thread::gettid();
+        let start = move || {
+            part_from(caller);
+            let child = spawn_guest(ZYGOTE, theirs);
+            // A process that starts like this may end soon, and would have to let go of these pages then.
+            advise(GUEST, libc::MADV_DONTNEED);
+            child
+        };
+        let thread = std::thread::Builder::new().name("zygote-start".into()).spawn(start).ok()?;
+        // If it waits for this processor, it comes first: what it starts takes longer than what this thread has to do.
+        std::thread::yield_now();
+        Some(Starting { socket, child: Spawned::Beside(thread) })
+    }
+}
+
+impl Spawned {
+    /// After its answer, or the end of its socket: by then it was started, or was not, and nobody waits here.
+    fn child(self) -> Result<Child> {
+        match self {
+            Spawned::Here(child) => Ok(child),
+            Spawned::Beside(thread) => match thread.join() {
+                Ok(child) => child,
+                Err(panic) => std::panic::resume_unwind(panic),
+            },
+        }
+    }
+}
 
 /// What [`expect_sandboxes`] started and nobody has taken yet.
-static AHEAD: std::sync::Mutex<Option<std::thread::JoinHandle<Helper>>> = std::sync::Mutex::new(None);
+static AHEAD: std::sync::Mutex<Option<Starting>> = std::sync::Mutex::new(None);
 
 /// For a program that will make a sandbox whatever it does first: the helper that sandboxes come from is started beside that.
 /// If nobody takes it, it ends with this process.
 pub fn expect_sandboxes() {
-    let caller = rustix::thread::gettid();
-    let start = move || {
-        part_from(caller);
-        spawn_guest(ZYGOTE)
-    };
-    let started = std::thread::Builder::new().name("zygote-start".into()).spawn(start);
-    *AHEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = started.ok();
+    *AHEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Starting::beside();
 }
 
 /// Sends the thread `other` to another processor if it waits for this one: a new thread often starts on that of the one which
@@ -114,27 +156,14 @@ fn part_from(other: rustix::thread::Pid) {
     }
 }
 
-/// The one that was started ahead, or one that is started now.
-async fn helper() -> Helper {
-    let ahead = AHEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-    match ahead {
-        // As a rule it is done by now, and then no thread is needed to wait for it.
-        Some(started) if started.is_finished() => started.join().unwrap_or_else(|_| spawn_guest(ZYGOTE)),
-        Some(started) => match tokio::task::spawn_blocking(|| started.join()).await {
-            Ok(Ok(helper)) => helper,
-            Ok(Err(_)) | Err(_) => spawn_guest(ZYGOTE),
-        },
-        None => spawn_guest(ZYGOTE),
-    }
-}
-
 /// One question to a guest that was started for it; it ends with its answer.
 pub async fn ask_once<A: serde::Serialize>(
     task: &str,
     ask: &A,
     fds: &[BorrowedFd<'_>],
 ) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let (mut child, socket) = spawn_guest(task)?;
+    let (socket, theirs) = message_pair().map_err(|e| not_started(e.into()))?;
+    let mut child = spawn_guest(task, theirs)?;
     let text = serde_json::to_vec(ask).expect("messages have string keys and no failing parts");
     let asked = async {
         let messages = Messages::new(socket)?;
@@ -150,9 +179,9 @@ pub async fn ask_once<A: serde::Serialize>(
 
 impl Zygote {
     pub async fn start(start: &Start) -> Result<Zygote> {
-        let (child, ours) = helper().await?;
-        let failed = |e: std::io::Error| unavailable(format!("can't start the sandbox helper: {e}"));
-        let commands = Messages::new(ours).map_err(failed)?;
+        let ahead = AHEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let Starting { socket, child } = ahead.map_or_else(Starting::here, Ok)?;
+        let commands = Messages::new(socket).map_err(not_started)?;
         let text = serde_json::to_vec(start).expect("messages have string keys and no failing parts");
         let answer = async {
             commands.send(&text, &[]).await?;
@@ -161,13 +190,13 @@ impl Zygote {
         let answer = answer.await;
         // Made before the answer is looked at: dropping it reaps the child.
         let mut zygote = Zygote {
+            child: std::sync::Mutex::new(child.child()?),
             commands: Arc::new(Mutex::new(commands)),
-            child: std::sync::Mutex::new(child),
             left: AtomicBool::new(false),
             binds: Vec::new(),
             layers: Vec::new(),
         };
-        match serde_json::from_slice(&answer.map_err(failed)?.0) {
+        match serde_json::from_slice(&answer.map_err(not_started)?.0) {
             Ok(Answer::Up { binds, layers }) => {
                 (zygote.binds, zygote.layers) = (binds, layers);
                 Ok(zygote)
@@ -192,15 +221,12 @@ impl Zygote {
     /// A question and its answer stay together even if the caller goes away between them.
     async fn ask(&self, ask: &Ask, fds: Vec<OwnedFd>) -> Result<(i32, OwnedFd)> {
         let text = serde_json::to_vec(ask).expect("messages have string keys and no failing parts");
-        let commands = Arc::clone(&self.commands);
-        let both = tokio::spawn(async move {
-            let commands = commands.lock().await;
-            let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
-            commands.send(&text, &borrowed).await?;
-            commands.receive().await
-        });
+        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
         let gone = || unavailable("the sandbox helper is gone");
-        let (answer, mut got) = both.await.map_err(|_| gone())?.map_err(|_| gone())?;
+        let commands = Arc::clone(&self.commands).lock_owned().await;
+        commands.send(&text, &borrowed).await.map_err(|_| gone())?;
+        let answer = tokio::spawn(async move { commands.receive().await });
+        let (answer, mut got) = answer.await.map_err(|_| gone())?.map_err(|_| gone())?;
         match serde_json::from_slice(&answer) {
             Ok(Answer::Cloned { pid }) => Ok((pid, got.pop().ok_or_else(gone)?)),
             Ok(Answer::Failed { step, errno }) => Err(setup_error(&step, errno)),

@@ -28,6 +28,7 @@ pub struct SandboxArgs {
 }
 
 #[derive(Debug, Clone, Subcommand)]
+#[command(defer = true)]
 pub enum SandboxCommand {
     /// Run a command in a new sandbox and remove it afterwards.
     Run(make::RunArgs),
