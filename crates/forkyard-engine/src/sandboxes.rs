@@ -21,15 +21,28 @@ pub mod types {
 use types::ProviderKind;
 
 #[derive(Clone)]
-pub struct Sandboxes(BTreeMap<ProviderKind, Arc<dyn Provider>>);
+pub struct Sandboxes {
+    providers: BTreeMap<ProviderKind, Arc<dyn Provider>>,
+    silent: Option<String>,
+}
 
 impl Sandboxes {
     pub fn new(providers: BTreeMap<ProviderKind, Arc<dyn Provider>>) -> Sandboxes {
-        Sandboxes(providers)
+        Sandboxes { providers, silent: None }
+    }
+
+    /// A provider that belongs here does not answer, and what it has is not seen: why.
+    pub fn without(self, why: Option<String>) -> Sandboxes {
+        Sandboxes { silent: why, ..self }
+    }
+
+    /// Why there may be more sandboxes than are seen here.
+    pub fn silent(&self) -> Option<&str> {
+        self.silent.as_deref()
     }
 
     pub fn provider(&self, kind: ProviderKind) -> Result<&Arc<dyn Provider>> {
-        self.0.get(&kind).ok_or_else(|| {
+        self.providers.get(&kind).ok_or_else(|| {
             SandboxError::new(ErrorKind::Unsupported, format!("there is no {kind:?} provider here"))
                 .hint("see `forkyard doctor`")
         })
@@ -37,18 +50,18 @@ impl Sandboxes {
 
     /// Waits until what was ended here has left nothing behind.
     pub async fn settle(&self) {
-        futures::future::join_all(self.0.values().map(|provider| provider.settle())).await;
+        futures::future::join_all(self.providers.values().map(|provider| provider.settle())).await;
     }
 
     /// Waits until what was ended here will be gone, whether this process lives on or not.
     pub async fn leave(&self) {
-        futures::future::join_all(self.0.values().map(|provider| provider.leave())).await;
+        futures::future::join_all(self.providers.values().map(|provider| provider.leave())).await;
     }
 
     /// All of this machine, those of runs included, oldest first.
     pub async fn list(&self) -> Result<Vec<SandboxInfo>> {
         let mut all = Vec::new();
-        for provider in self.0.values() {
+        for provider in self.providers.values() {
             all.extend(provider.list(&Labels::new()).await?);
         }
         all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
@@ -58,7 +71,7 @@ impl Sandboxes {
     /// Snapshots of this machine, oldest first.
     pub async fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
         let mut all = Vec::new();
-        for provider in self.0.values() {
+        for provider in self.providers.values() {
             all.extend(provider.snapshots().await?);
         }
         all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
@@ -67,13 +80,16 @@ impl Sandboxes {
 
     /// Whoever has it.
     pub async fn find(&self, id: &SandboxId) -> Result<(Arc<dyn Provider>, SandboxInfo)> {
-        for provider in self.0.values() {
+        for provider in self.providers.values() {
             if let Some(info) = provider.list(&Labels::new()).await?.into_iter().find(|s| s.id == *id) {
                 return Ok((provider.clone(), info));
             }
         }
-        Err(SandboxError::new(ErrorKind::NotFound, format!("there is no sandbox {id}"))
-            .hint("`forkyard sandbox list` shows those that there are"))
+        let hint = match &self.silent {
+            Some(why) => why,
+            None => "`forkyard sandbox list` shows those that there are",
+        };
+        Err(SandboxError::new(ErrorKind::NotFound, format!("there is no sandbox {id}")).hint(hint))
     }
 
     /// A connection under the attempt that it has, so that nobody is fenced off by it.

@@ -79,7 +79,7 @@ impl Yard {
             Clock::system(),
             CancellationToken::new(),
         );
-        let providers = providers(&settings, &env, Some(&inside)).await?;
+        let (providers, silent) = providers(&settings, &env, Some(&inside)).await?;
         let doing = Arc::new(Doing::default());
         let hands = Arc::new(Hands {
             store: store.clone(),
@@ -121,7 +121,7 @@ impl Yard {
             Clock::system(),
             config,
         );
-        let sandboxes = Sandboxes::new(providers.clone());
+        let sandboxes = Sandboxes::new(providers.clone()).without(silent);
         Ok(Yard {
             settings,
             store,
@@ -192,26 +192,31 @@ fn models_config(s: &Settings) -> Result<ModelsConfig> {
     })
 }
 
-/// The providers that can work here: local ones always try, Docker's where its engine answers.
+/// The providers that can work here: local ones always try, Docker's where its engine answers. Why it is left out, if it is there
+/// and does not answer.
 async fn providers(
     s: &Settings,
     env: &BTreeMap<String, String>,
     inside: Option<&Inside>,
-) -> Result<BTreeMap<ProviderKind, Arc<dyn Provider>>> {
+) -> Result<(BTreeMap<ProviderKind, Arc<dyn Provider>>, Option<String>)> {
     let egress = egress(s, inside)?;
     let mut providers = BTreeMap::from([(ProviderKind::Local, local(s, env, egress.clone())?)]);
     let wanted = s.provider == ProviderKind::Docker;
+    let mut silent = None;
     if wanted || socket_path(s.docker_host.as_deref()).is_some_and(Path::exists) {
         match docker(s, egress).await {
             Ok(docker) => {
                 providers.insert(ProviderKind::Docker, docker);
             }
             Err(e) if wanted => return Err(e.into()),
-            Err(e) if e.kind == ErrorKind::Timeout => tracing::warn!("Docker's sandboxes are left out: {e}"),
+            Err(e) if e.kind == ErrorKind::Timeout => {
+                tracing::warn!("Docker's sandboxes are left out: {e}");
+                silent = Some(format!("Docker's sandboxes are left out: {e}"));
+            }
             Err(e) => tracing::debug!("no Docker here: {e}"),
         }
     }
-    Ok(providers)
+    Ok((providers, silent))
 }
 
 fn egress(s: &Settings, inside: Option<&Inside>) -> Result<Arc<dyn EgressFactory>> {

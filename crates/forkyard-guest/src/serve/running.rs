@@ -90,7 +90,8 @@ impl Server {
     /// Takes in every child that has ended, commands and orphans alike.
     pub(super) fn reap(&mut self) {
         let mut info = [0; 512];
-        while rustix::io::read(&self.children, &mut info).is_ok_and(|n| n > 0) {}
+        while rustix::io::read(&self.children, &mut info).is_ok_and(|n| n == info.len()) {}
+        let mut ended = Vec::new();
         loop {
             let mut status = 0;
             // SAFETY: waitpid writes one status, which lives across the call.
@@ -98,13 +99,19 @@ impl Server {
             if pid <= 0 {
                 break;
             }
+            ended.push((pid, status));
+        }
+        if ended.is_empty() {
+            return;
+        }
+        self.oom_seen = self.oom_count();
+        for (pid, status) in ended {
             let found =
                 self.jobs.iter().find(|(_, job)| job.pid == pid && job.ended.is_none()).map(|(n, _)| *n);
             let Some(number) = found else { continue };
-            let oom_now = self.oom_count();
             if let Some(job) = self.jobs.get_mut(&number) {
                 job.ended = Some((status, Instant::now()));
-                job.oom_killed |= oom_now > job.oom_before;
+                job.oom_killed |= self.oom_seen > job.oom_before;
             }
             // What it wrote last is in the pipe by now.
             for which in [Which::Stdout, Which::Stderr] {

@@ -226,7 +226,10 @@ fn run_child(plan: &Plan) -> Stage {
         }
         let mut found_but_denied = false;
         for program in &plan.programs {
-            libc::execve(program.as_ptr(), plan.argv.as_ptr(), plan.env.as_ptr());
+            // To ask is cheaper than to try, and most folders of a search path do not have it.
+            if plan.programs.len() == 1 || libc::access(program.as_ptr(), libc::F_OK) == 0 {
+                libc::execve(program.as_ptr(), plan.argv.as_ptr(), plan.env.as_ptr());
+            }
             match errno() {
                 libc::ENOENT | libc::ENOTDIR => {}
                 libc::EACCES => found_but_denied = true,

@@ -25,10 +25,9 @@ pub struct Cgroups {
     v2: Option<(PathBuf, Enforced)>,
     memory: Option<PathBuf>,
     cpu: Option<PathBuf>,
-    pids: Option<PathBuf>,
 }
 
-/// What a sandbox's groups enforce.
+/// What a sandbox's groups enforce. Processes are bounded by their user namespace in any case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Enforced {
     pub memory: bool,
@@ -60,7 +59,6 @@ impl Cgroups {
         if found.v2.is_none() {
             found.memory = detect_v1(&mounts, &own, "memory");
             found.cpu = detect_v1(&mounts, &own, "cpu");
-            found.pids = detect_v1(&mounts, &own, "pids");
         }
         found
     }
@@ -68,11 +66,8 @@ impl Cgroups {
     pub fn can(&self) -> Enforced {
         match &self.v2 {
             Some((_, can)) => *can,
-            None => Enforced {
-                memory: self.memory.is_some(),
-                cpu: self.cpu.is_some(),
-                processes: self.pids.is_some(),
-            },
+            // A hierarchy of its own for what the user namespace bounds already would be one more to make, join and remove.
+            None => Enforced { memory: self.memory.is_some(), cpu: self.cpu.is_some(), processes: false },
         }
     }
 
@@ -80,7 +75,7 @@ impl Cgroups {
     pub fn version(&self) -> &'static str {
         match self {
             Cgroups { v2: Some(_), .. } => "v2",
-            Cgroups { memory: None, cpu: None, pids: None, .. } => "none",
+            Cgroups { memory: None, cpu: None, .. } => "none",
             _ => "v1",
         }
     }
@@ -107,11 +102,11 @@ impl Cgroups {
         let name = format!("{tag}.{id}.{:08x}", super::state::unique() as u32);
         let mut group = Group::default();
         let quota = (limits.cpus * CPU_PERIOD_US as f64).max(1000.0) as u64;
-        // One more for the guest itself, and room for the threads that answer questions about files.
-        let pids = u64::from(limits.processes) + 64;
         if let Some((parent, _)) = &self.v2 {
             let dir = parent.join(&name);
             if make_dir(&dir) {
+                // One more for the guest itself, and room for the threads that answer questions about files.
+                let pids = u64::from(limits.processes) + 64;
                 let memory = set(&dir, "memory.max", limits.memory_bytes);
                 set(&dir, "memory.swap.max", 0);
                 set(&dir, "memory.oom.group", 0);
@@ -152,9 +147,8 @@ impl Cgroups {
         let cpu = part(&self.cpu, &|dir| {
             set(dir, "cpu.cfs_period_us", CPU_PERIOD_US) && set(dir, "cpu.cfs_quota_us", quota)
         });
-        let pids = part(&self.pids, &|dir| set(dir, "pids.max", pids));
         group.oom_events = memory.as_ref().and_then(|dir| open(&dir.join("memory.oom_control"), false));
-        group.enforced = Enforced { memory: memory.is_some(), cpu: cpu.is_some(), processes: pids.is_some() };
+        group.enforced = Enforced { memory: memory.is_some(), cpu: cpu.is_some(), processes: false };
         group
     }
 }
@@ -191,7 +185,7 @@ impl Cgroups {
     /// The groups of all sandboxes.
     fn all(&self) -> Vec<PathBuf> {
         let v2 = self.v2.as_ref().map(|(parent, _)| parent);
-        let parents = v2.into_iter().chain([&self.memory, &self.cpu, &self.pids].into_iter().flatten());
+        let parents = v2.into_iter().chain([&self.memory, &self.cpu].into_iter().flatten());
         parents.flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path()).collect()
     }
 }
@@ -385,7 +379,7 @@ mod tests {
             .unwrap()
             .set_modified(std::time::SystemTime::now() - once)
             .unwrap();
-        let groups = Cgroups { pids: Some(parent.path().into()), ..Cgroups::default() };
+        let groups = Cgroups { memory: Some(parent.path().into()), ..Cgroups::default() };
         groups.remove_abandoned("mine");
         let mut left: Vec<_> = fs::read_dir(&parent).unwrap().map(|e| e.unwrap().file_name()).collect();
         left.sort();

@@ -1,6 +1,8 @@
 //! The process that sandboxes are cloned from, as its owner sees it.
 
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -46,25 +48,59 @@ fn program() -> std::io::Result<&'static OwnedFd> {
     let make = |extra| rustix::fs::memfd_create("forkyard-guest", flags | extra);
     // Kernels before 6.3 do not know the flag, and do not need it.
     let file = make(MemfdFlags::EXEC).or_else(|_| make(MemfdFlags::empty()))?;
-    let mut writer = std::fs::File::from(file);
-    // Fault by fault it takes several times as long.
-    advise(GUEST, libc::MADV_POPULATE_READ);
-    std::io::Write::write_all(&mut writer, GUEST)?;
+    let file = File::from(file);
+    // Without the pages of our own mapping: other threads would wait for their memory meanwhile.
+    if !copy_of_own_file(&file) {
+        file.write_all_at(GUEST, 0)?;
+    }
     let seals = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
-    rustix::fs::fcntl_add_seals(&writer, seals)?;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
     // A running program must not be open for writing.
-    let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let program = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     Ok(PROGRAM.get_or_init(|| program))
 }
 
-/// Tells the kernel that the pages of `data` are wanted, or not any more. One that can't do it need not.
-fn advise(data: &'static [u8], advice: libc::c_int) {
-    let page = rustix::param::page_size();
-    let start = data.as_ptr() as usize / page * page;
-    let length = data.as_ptr() as usize + data.len() - start;
-    // SAFETY: these are pages of a file, which nothing has changed: what is dropped comes back as it was.
-    unsafe { libc::madvise(start as *mut libc::c_void, length, advice) };
+/// Whether all of the guest was copied to where this program's file has it.
+fn copy_of_own_file(to: &File) -> bool {
+    let (Some(mut at), Ok(own)) = (offset_in_own_file(GUEST), File::open("/proc/self/exe")) else {
+        return false;
+    };
+    let mut left = GUEST.len();
+    while left > 0 {
+        match rustix::fs::sendfile(to, &own, Some(&mut at), left) {
+            Ok(copied) if copied > 0 => left -= copied,
+            _ => return false,
+        }
+    }
+    true
+}
+
+/// Where the file of this program has what is mapped there.
+fn offset_in_own_file(data: &'static [u8]) -> Option<u64> {
+    struct Wanted {
+        address: u64,
+        offset: Option<u64>,
+    }
+    extern "C" fn look(
+        object: *mut libc::dl_phdr_info,
+        _: libc::size_t,
+        wanted: *mut libc::c_void,
+    ) -> libc::c_int {
+        // SAFETY: the caller of this function passes an object with that many headers; `wanted` is what is passed below.
+        let (object, wanted) = unsafe { (&*object, &mut *wanted.cast::<Wanted>()) };
+        // SAFETY: see above.
+        let parts = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, usize::from(object.dlpi_phnum)) };
+        wanted.offset = parts.iter().filter(|part| part.p_type == libc::PT_LOAD).find_map(|part| {
+            let within = wanted.address.checked_sub(object.dlpi_addr + part.p_vaddr)?;
+            (within < part.p_filesz).then_some(part.p_offset + within)
+        });
+        1 // The first is the program itself: no other is looked at.
+    }
+    let mut wanted = Wanted { address: data.as_ptr() as u64, offset: None };
+    // SAFETY: `look` has the right type, and `wanted` outlives the call.
+    unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut wanted).cast()) };
+    wanted.offset
 }
 
 fn not_started(e: std::io::Error) -> SandboxError {
@@ -109,10 +145,7 @@ impl Starting {
         let caller = rustix::thread::gettid();
         let start = move || {
             part_from(caller);
-            let child = spawn_guest(ZYGOTE, theirs);
-            // A process that starts like this may end soon, and would have to let go of these pages then.
-            advise(GUEST, libc::MADV_DONTNEED);
-            child
+            spawn_guest(ZYGOTE, theirs)
         };
         let thread = std::thread::Builder::new().name("zygote-start".into()).spawn(start).ok()?;
         // If it waits for this processor, it comes first: what it starts takes longer than what this thread has to do.
@@ -384,5 +417,32 @@ pub fn setup_error(step: &str, errno: i32) -> SandboxError {
             ErrorKind::Unavailable,
             format!("setup of the sandbox failed: {step}: {reason}"),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guest_is_copied_from_this_programs_own_file() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(copy_of_own_file(&file));
+        let mut copy = vec![0; GUEST.len()];
+        file.read_exact_at(&mut copy, 0).unwrap();
+        assert!(copy == GUEST, "something else is at that place");
+        assert_eq!(file.metadata().unwrap().len(), GUEST.len() as u64);
+        assert_eq!(offset_in_own_file(Box::leak(vec![0].into_boxed_slice())), None);
+    }
+
+    #[test]
+    fn the_program_is_whole_and_nobody_can_change_it() {
+        let program = File::from(program().unwrap().try_clone().unwrap());
+        let mut whole = vec![0; GUEST.len()];
+        program.read_exact_at(&mut whole, 0).unwrap();
+        assert!(whole == GUEST);
+        let path = format!("/proc/self/fd/{}", program.as_raw_fd());
+        let writing = File::options().write(true).open(path).and_then(|file| file.write_all_at(b"x", 0));
+        assert_eq!(writing.unwrap_err().raw_os_error(), Some(libc::EPERM));
     }
 }

@@ -248,3 +248,14 @@ impl World {
         serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}{}", ran.stdout, ran.stderr))
     }
 }
+
+/// What outlives the program would outlive the test.
+impl Drop for World {
+    fn drop(&mut self) {
+        let made = std::fs::read_dir(self.home().join("sandboxes/sandboxes"));
+        for sandbox in made.into_iter().flatten().flatten() {
+            let name = sandbox.file_name();
+            let _ = self.program(&["sandbox", "rm", name.to_str().unwrap()]).output();
+        }
+    }
+}

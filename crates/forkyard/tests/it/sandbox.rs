@@ -26,6 +26,11 @@ fn a_docker_engine_that_hangs_holds_nobody_up() {
 
     let ran = w.run_with(&["list"], &env);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let ran = w.run_with(&["sandbox", "list"], &env);
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "There is no sandbox.\n"));
+    assert!(ran.stderr.contains("Docker's sandboxes are left out"), "{}", ran.stderr);
+    let ran = w.run_with(&["sandbox", "cat", "box", "/a"], &env);
+    assert!(ran.stderr.contains("no sandbox box") && ran.stderr.contains("left out"), "{}", ran.stderr);
     let ran = w.run_with(&["sandbox", "run", "--provider", "docker", "--", "true"], &env);
     assert_ne!(ran.code, 0);
     assert!(ran.stderr.contains("did not answer in time"), "{}", ran.stderr);

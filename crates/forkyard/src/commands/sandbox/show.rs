@@ -19,6 +19,9 @@ pub struct ListArgs {}
 impl ListArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         let all = place.sandboxes().list().await?;
+        if let Some(why) = place.sandboxes().silent() {
+            eprintln!("{}", plain(why));
+        }
         if out.json {
             out.json(&json!({ "schema": "forkyard.sandboxes/1", "sandboxes": all }))?;
             return Ok(Exit::Success);
