@@ -307,6 +307,8 @@ const ATTEMPTS: &[Attempt] = &[
     (25, "blind-supervisor", || {
         call!(libc::SYS_prlimit64, SUPERVISOR, libc::RLIMIT_NOFILE, NO_LIMIT.as_ptr(), 0)
     }),
+    (24, "clone-sibling", || clone(libc::CLONE_PARENT)),
+    (24, "orphans-to-supervisor", || call!(libc::SYS_prctl, libc::PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)),
     (25, "more-processes", || call!(libc::SYS_prlimit64, 0, libc::RLIMIT_NPROC, ENDLESS.as_ptr(), 0)),
     (25, "spared-by-oom", || write(c"/proc/self/oom_score_adj", "-1000")),
     (25, "supervisor-first-at-oom", || write(c"/proc/1/oom_score_adj", "1000")),

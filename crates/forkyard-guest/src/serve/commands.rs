@@ -26,8 +26,7 @@ struct Stdio {
     terminal: Option<OwnedFd>,
 }
 
-/// `nothing`: where commands without an input read from, which is opened for the first of them.
-fn stdio(op: &ExecOp, nothing: &mut Option<OwnedFd>) -> rustix::io::Result<Stdio> {
+fn stdio(op: &ExecOp) -> rustix::io::Result<Stdio> {
     if let Some((cols, rows)) = op.pty {
         let (master, slave) = spawn::terminal(cols, rows)?;
         let theirs = [slave.as_raw_fd(); 3];
@@ -44,25 +43,14 @@ fn stdio(op: &ExecOp, nothing: &mut Option<OwnedFd>) -> rustix::io::Result<Stdio
     }
     let (stdout, out) = spawn::output_pipe()?;
     let (stderr, err) = spawn::output_pipe()?;
-    let mut theirs = [-1, out.as_raw_fd(), err.as_raw_fd()];
-    let mut held = vec![out, err];
-    let mut stdin = None;
-    if op.stdin {
-        let (ours, input) = spawn::input_pipe()?;
-        theirs[0] = input.as_raw_fd();
-        held.push(input);
-        stdin = Some(ours);
+    let (stdin, input) = if op.stdin {
+        let (ours, theirs) = spawn::input_pipe()?;
+        (Some(ours), theirs)
     } else {
-        let nothing = match nothing {
-            Some(opened) => opened,
-            None => {
-                let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-                nothing.insert(rustix::fs::open("/dev/null", flags, Mode::empty())?)
-            }
-        };
-        theirs[0] = nothing.as_raw_fd();
-    }
-    Ok(Stdio { theirs, _held: held, stdin, stdout, stderr: Some(stderr), terminal: None })
+        (None, rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+    };
+    let theirs = [input.as_raw_fd(), out.as_raw_fd(), err.as_raw_fd()];
+    Ok(Stdio { theirs, _held: vec![input, out, err], stdin, stdout, stderr: Some(stderr), terminal: None })
 }
 
 fn spawn_fault(op: &ExecOp, cwd: &str, e: &SpawnError) -> (Fault, String) {
@@ -128,7 +116,11 @@ impl Server {
     }
 
     fn start(&mut self, op: &ExecOp) -> Result<Job, (Fault, String)> {
-        let io = stdio(op, &mut self.nothing).map_err(|e| (Fault::Unavailable, format!("pipes: {e}")))?;
+        // Without children nobody was there to be killed since the last one was reaped.
+        if has_children() {
+            self.see_oom();
+        }
+        let io = stdio(op).map_err(|e| (Fault::Unavailable, format!("pipes: {e}")))?;
         let its_own = (!op.env.is_empty()).then(|| self.env.with(&op.env));
         let cwd = op.cwd.as_deref().unwrap_or(WORKSPACE);
         let cwd = if cwd.starts_with('/') { cwd.to_string() } else { format!("{WORKSPACE}/{cwd}") };
@@ -142,11 +134,6 @@ impl Server {
             landlock: self.landlock.as_ref().map(|fd| fd.as_raw_fd()),
             group: self.config.freezer.as_ref().map(|freezer| freezer.join()),
         };
-        // Nobody was there to be killed since the last one was reaped.
-        if has_children() {
-            self.oom_seen = self.oom_count();
-        }
-        let oom_before = self.oom_seen;
         let started = Instant::now();
         let pid = self.spawner.spawn(&command).map_err(|e| spawn_fault(op, &cwd, &e))?;
         let keep = op.call.is_some();
@@ -165,7 +152,7 @@ impl Server {
             terminal: io.terminal,
             timed_out: false,
             oom_killed: false,
-            oom_before,
+            oom_before: self.oom_seen,
             truncated: false,
             note: None,
             ended: None,

@@ -28,7 +28,6 @@ impl Server {
         if self.changes.load(Ordering::SeqCst) > 0 {
             return;
         }
-        self.nothing = None; // of the root that may go
         let layer = root_layer();
         quiet.since = Some(layer.clone());
         if let Some(conn) = self.conns.get(&quiet.owner) {

@@ -91,7 +91,7 @@ impl Server {
     pub(super) fn reap(&mut self) {
         let mut info = [0; 512];
         while rustix::io::read(&self.children, &mut info).is_ok_and(|n| n == info.len()) {}
-        let mut ended = Vec::new();
+        let (mut ended, mut any) = (Vec::new(), false);
         loop {
             let mut status = 0;
             // SAFETY: waitpid writes one status, which lives across the call.
@@ -99,18 +99,18 @@ impl Server {
             if pid <= 0 {
                 break;
             }
-            ended.push((pid, status));
-        }
-        if ended.is_empty() {
-            return;
-        }
-        self.oom_seen = self.oom_count();
-        for (pid, status) in ended {
-            let found =
-                self.jobs.iter().find(|(_, job)| job.pid == pid && job.ended.is_none()).map(|(n, _)| *n);
-            let Some(number) = found else { continue };
-            if let Some(job) = self.jobs.get_mut(&number) {
+            any = true;
+            let job = self.jobs.iter_mut().find(|(_, job)| job.pid == pid && job.ended.is_none());
+            if let Some((number, job)) = job {
                 job.ended = Some((status, Instant::now()));
+                ended.push(*number);
+            }
+        }
+        if any {
+            self.see_oom();
+        }
+        for number in ended {
+            if let Some(job) = self.jobs.get_mut(&number) {
                 job.oom_killed |= self.oom_seen > job.oom_before;
             }
             // What it wrote last is in the pipe by now.
@@ -121,15 +121,15 @@ impl Server {
         }
     }
 
-    /// The kernel's count of processes that it killed for this sandbox's memory limit.
-    pub(super) fn oom_count(&self) -> u64 {
-        let Some(events) = &self.config.oom_events else { return 0 };
+    /// Looks at the kernel's count of processes that it killed for this sandbox's memory limit.
+    pub(super) fn see_oom(&mut self) {
+        let Some(events) = &self.config.oom_events else { return };
         let mut text = [0; 512];
         let n = rustix::io::pread(events, &mut text, 0).unwrap_or(0);
-        String::from_utf8_lossy(&text[..n])
-            .lines()
-            .filter_map(|line| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok())
-            .sum()
+        let text = String::from_utf8_lossy(&text[..n]);
+        let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
+        // It only grows: one that can't be read is no news.
+        self.oom_seen = self.oom_seen.max(count.unwrap_or(0));
     }
 
     pub(super) fn look(&mut self, now: Instant) {

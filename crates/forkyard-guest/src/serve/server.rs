@@ -78,8 +78,6 @@ pub struct Server {
     pub(super) jobs: HashMap<u64, Job>,
     pub(super) drains: HashMap<u64, OwnedFd>,
     pub(super) spawner: Spawner,
-    /// An opened /dev/null.
-    pub(super) nothing: Option<OwnedFd>,
     /// Kernel's count of memory kills when it was read last: after every child's end, at least.
     pub(super) oom_seen: u64,
     pub(super) landlock: Option<OwnedFd>,
@@ -107,7 +105,6 @@ impl Server {
             ends_at: Instant::now() + Duration::from_millis(config.lifetime_ms),
             watchdog: Watchdog::new(config.watch, config.upper.take()),
             spawner: Spawner::new(config.oom_score.take()),
-            nothing: None,
             oom_seen: 0,
             landlock: None,
             env: Environment::new(std::mem::take(&mut config.env)),

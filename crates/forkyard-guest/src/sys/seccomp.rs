@@ -15,8 +15,10 @@ enum Verdict {
     Refuse,
     /// "Function not implemented": callers fall back to an older call.
     Unknown,
-    /// clone: no new namespace.
+    /// clone: no new namespace, no sibling.
     Clone,
+    /// prctl: whoever is the reaper of what is below it stays that.
+    StaysReaper,
     /// ioctl: no typing into a terminal for somebody else.
     Ioctl,
     /// socket: families that are confined to the network namespace.
@@ -99,7 +101,9 @@ const ARCH: u32 = 0xC000_00B7;
 /// x32 calls on x86-64 carry this bit.
 const X32_BIT: u32 = 0x4000_0000;
 
-const NAMESPACE_FLAGS: u32 = (libc::CLONE_NEWNS
+/// Namespaces, and a child that is not below who made it: nobody would find it when a command is cancelled.
+const REFUSED_FLAGS: u32 = (libc::CLONE_PARENT
+    | libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWIPC
@@ -133,6 +137,7 @@ fn verdict(number: u32) -> Verdict {
     let call = libc::c_long::from(number);
     match call {
         libc::SYS_clone => Verdict::Clone,
+        libc::SYS_prctl => Verdict::StaysReaper,
         libc::SYS_ioctl => Verdict::Ioctl,
         libc::SYS_socket => Verdict::Socket,
         libc::SYS_prlimit64
@@ -162,7 +167,15 @@ fn leaf(verdict: Verdict) -> Vec<sock_filter> {
         Verdict::Unknown => vec![ret(errno(libc::ENOSYS))],
         Verdict::Clone => vec![
             op(LOAD, 0, 0, OFFSET_ARG0),
-            op(JUMP_SET, 0, 1, NAMESPACE_FLAGS),
+            op(JUMP_SET, 0, 1, REFUSED_FLAGS),
+            ret(errno(libc::EPERM)),
+            ret(ALLOW),
+        ],
+        Verdict::StaysReaper => vec![
+            op(LOAD, 0, 0, OFFSET_ARG0),
+            op(JUMP_EQ, 0, 3, libc::PR_SET_CHILD_SUBREAPER as u32),
+            op(LOAD, 0, 0, OFFSET_ARG1),
+            op(JUMP_EQ, 0, 1, 0),
             ret(errno(libc::EPERM)),
             ret(ALLOW),
         ],
@@ -294,6 +307,7 @@ mod tests {
                 Verdict::Unknown => errno(libc::ENOSYS),
                 Verdict::Allow
                 | Verdict::Clone
+                | Verdict::StaysReaper
                 | Verdict::Ioctl
                 | Verdict::OnlySelf
                 | Verdict::NotSupervisor => ALLOW,
@@ -311,6 +325,11 @@ mod tests {
         let call = |number: libc::c_long, args| judge(&program, ARCH, number as u32, args);
         assert_eq!(call(libc::SYS_clone, [libc::CLONE_NEWUSER as u32, 0]), errno(libc::EPERM));
         assert_eq!(call(libc::SYS_clone, [libc::CLONE_VM as u32 | libc::SIGCHLD as u32, 0]), ALLOW);
+        assert_eq!(call(libc::SYS_clone, [libc::CLONE_PARENT as u32, 0]), errno(libc::EPERM));
+        let reaper = libc::PR_SET_CHILD_SUBREAPER as u32;
+        assert_eq!(call(libc::SYS_prctl, [reaper, 0]), errno(libc::EPERM));
+        assert_eq!(call(libc::SYS_prctl, [reaper, 1]), ALLOW);
+        assert_eq!(call(libc::SYS_prctl, [libc::PR_SET_NAME as u32, 0]), ALLOW);
         assert_eq!(call(libc::SYS_ioctl, [0, libc::TIOCSTI as u32]), errno(libc::EPERM));
         assert_eq!(call(libc::SYS_ioctl, [0, libc::TIOCLINUX as u32]), errno(libc::EPERM));
         for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK] {

@@ -73,13 +73,20 @@ fn copy_of_own_file(to: &File) -> bool {
             _ => return false,
         }
     }
-    true
+    // A program that was packed is mapped otherwise than its file has it.
+    const LOOK: usize = 512;
+    let is_it = |from: usize| {
+        let mut part = [0; LOOK];
+        to.read_exact_at(&mut part, from as u64).is_ok() && part == GUEST[from..from + LOOK]
+    };
+    is_it(0) && is_it(GUEST.len() / 2) && is_it(GUEST.len() - LOOK)
 }
 
 /// Where the file of this program has what is mapped there.
 fn offset_in_own_file(data: &'static [u8]) -> Option<u64> {
     struct Wanted {
         address: u64,
+        length: u64,
         offset: Option<u64>,
     }
     extern "C" fn look(
@@ -93,11 +100,11 @@ fn offset_in_own_file(data: &'static [u8]) -> Option<u64> {
         let parts = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, usize::from(object.dlpi_phnum)) };
         wanted.offset = parts.iter().filter(|part| part.p_type == libc::PT_LOAD).find_map(|part| {
             let within = wanted.address.checked_sub(object.dlpi_addr + part.p_vaddr)?;
-            (within < part.p_filesz).then_some(part.p_offset + within)
+            (within + wanted.length <= part.p_filesz).then_some(part.p_offset + within)
         });
         1 // The first is the program itself: no other is looked at.
     }
-    let mut wanted = Wanted { address: data.as_ptr() as u64, offset: None };
+    let mut wanted = Wanted { address: data.as_ptr() as u64, length: data.len() as u64, offset: None };
     // SAFETY: `look` has the right type, and `wanted` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut wanted).cast()) };
     wanted.offset

@@ -254,8 +254,7 @@ impl Drop for World {
     fn drop(&mut self) {
         let made = std::fs::read_dir(self.home().join("sandboxes/sandboxes"));
         for sandbox in made.into_iter().flatten().flatten() {
-            let name = sandbox.file_name();
-            let _ = self.program(&["sandbox", "rm", name.to_str().unwrap()]).output();
+            let _ = self.program(&["sandbox", "rm"]).arg(sandbox.file_name()).output();
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::{ExecRequest, Signal};
 pub fn cases() -> Vec<Case> {
     vec![
         attack!(a_fork_bomb_is_contained, [22], "A fork bomb",
-            Harmless by local "cgroup, rlimit of the user namespace" docker "cgroup"),
+            Harmless by local "rlimit of the user namespace, cgroup v2" docker "cgroup"),
         attack!(memory_is_contained, [23], "All the memory there is",
             Harmless by local "cgroup, else the watchdog" docker "cgroup"),
         attack!(shared_memory_is_contained, [23], "All the memory there is, as files in memory",
@@ -27,7 +27,7 @@ pub fn cases() -> Vec<Case> {
         attack!(a_double_fork_dies_with_the_sandbox, [24], "A daemon that outlives its command and its sandbox",
             Harmless by "pid namespace"),
         attack!(a_daemon_does_not_survive_a_cancel, [24], "A double fork that outlives a cancelled command",
-            Harmless by "supervisor: the whole tree"),
+            Harmless by "supervisor: the whole tree; seccomp"),
         attack!(a_stopped_tree_still_times_out, [25], "Processes that stop themselves before their time is over",
             Harmless by "supervisor's own clock"),
         attack!(the_watchdog_can_not_be_starved, [25], "The clock, priorities, limits and descriptors of the supervisor",
@@ -68,7 +68,18 @@ async fn memory_is_contained(ctx: &Ctx) -> CaseResult {
     let output = run(&sandbox, hog).await?;
     ensure_eq!((output.result.exit_code, output.result.timed_out), (137, false));
     ensure!(output.result.oom_killed, "not recorded as a kill for memory: {:?}", output.result);
-    ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
+    let next = sh(&sandbox, "echo alive").await?;
+    ensure_eq!((next.out.as_str(), next.result.oom_killed), ("alive\n", false));
+    // What a command left behind is killed when none runs: that is not the next one's end.
+    let idle = sandbox.stats().await?.processes;
+    sh(&sandbox, "(tail /dev/zero > /dev/null 2>&1 &)").await?;
+    let limit = tokio::time::Instant::now() + Duration::from_secs(60);
+    while sandbox.stats().await?.processes > idle {
+        ensure!(tokio::time::Instant::now() < limit, "it goes on");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let next = sh(&sandbox, "echo alive").await?;
+    ensure_eq!((next.out.as_str(), next.result.oom_killed), ("alive\n", false));
     Ok(())
 }
 
@@ -200,7 +211,8 @@ async fn a_daemon_does_not_survive_a_cancel(ctx: &Ctx) -> CaseResult {
     let before = size().await;
     tokio::time::sleep(Duration::from_millis(400)).await;
     ensure_eq!(size().await, before);
-    Ok(())
+    // Nor are there other ways out of the tree.
+    super::kernel::refused(ctx, &["24"]).await
 }
 
 async fn a_stopped_tree_still_times_out(ctx: &Ctx) -> CaseResult {
