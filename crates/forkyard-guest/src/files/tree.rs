@@ -1,6 +1,7 @@
 //! Whole trees: remove, measure, copy. One descriptor is open at a time however deep a tree is, and no symlink is followed:
 //! what a sandbox built is walked, not trusted.
 
+use std::collections::HashSet;
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -51,9 +52,8 @@ fn open_closed(dir: BorrowedFd<'_>, name: &CStr) -> IoResult<OwnedFd> {
     opened
 }
 
-/// Visits the files of `dir`; returns its directories.
-fn visit_entries(dir: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> IoResult<Vec<CString>> {
-    let mut subdirs = Vec::new();
+/// Visits the files of `dir`; its directories are added to `subdirs`.
+fn visit_entries(dir: BorrowedFd<'_>, visitor: &mut dyn Visitor, subdirs: &mut Vec<CString>) -> IoResult<()> {
     // Not opened by its path again: its owner may have closed it.
     for entry in Dir::new(rustix::io::fcntl_dupfd_cloexec(dir, 0)?)? {
         let entry = entry?;
@@ -78,37 +78,108 @@ fn visit_entries(dir: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> IoResult<Vec
             }
         }
     }
-    Ok(subdirs)
+    Ok(())
 }
 
-/// Walks everything below `root`, not `root` itself.
+/// Walks everything below `root`, not `root` itself. Ends at the first thing that is wrong.
 pub fn walk(root: BorrowedFd<'_>, visitor: &mut dyn Visitor) -> IoResult<()> {
+    go(root, visitor, &mut |missed| match missed {
+        Missed::Gone => Ok(()),
+        Missed::Failed(e) => Err(e),
+    })
+}
+
+/// Why a walk did not see something.
+enum Missed {
+    /// A folder is not there any more since it was listed.
+    Gone,
+    Failed(Errno),
+}
+
+/// `missed` says whether to go on with the rest.
+fn go(
+    root: BorrowedFd<'_>,
+    visitor: &mut dyn Visitor,
+    missed: &mut dyn FnMut(Missed) -> IoResult<()>,
+) -> IoResult<()> {
     let mut at: OwnedFd = rustix::fs::openat(root, ".", OPEN_DIR, Mode::empty())?;
-    let subdirs = visit_entries(at.as_fd(), visitor)?;
+    let mut subdirs = Vec::new();
+    if let Err(e) = visit_entries(at.as_fd(), visitor, &mut subdirs) {
+        missed(Missed::Failed(e))?;
+    }
     let mut levels = vec![Level { name: CString::default(), identity: identity(at.as_fd())?, subdirs }];
     while let Some(level) = levels.last_mut() {
         if let Some(name) = level.subdirs.pop() {
-            let below = match rustix::fs::openat(at.as_fd(), &name, OPEN_DIR, Mode::empty()) {
+            let below = match open_below(at.as_fd(), &name) {
                 Ok(below) => below,
-                Err(Errno::NOENT) => continue,
-                Err(Errno::ACCESS) => open_closed(at.as_fd(), &name)?,
-                Err(e) => return Err(e),
+                Err(Errno::NOENT) => {
+                    missed(Missed::Gone)?;
+                    continue;
+                }
+                Err(e) => {
+                    missed(Missed::Failed(e))?;
+                    continue;
+                }
             };
-            visitor.enter(below.as_fd(), &name)?;
-            let subdirs = visit_entries(below.as_fd(), visitor)?;
+            if let Err(e) = visitor.enter(below.as_fd(), &name) {
+                missed(Missed::Failed(e))?;
+                continue;
+            }
+            let mut subdirs = Vec::new();
+            if let Err(e) = visit_entries(below.as_fd(), visitor, &mut subdirs) {
+                missed(Missed::Failed(e))?;
+            }
             levels.push(Level { name, identity: identity(below.as_fd())?, subdirs });
             at = below;
         } else if let Some(done) = levels.pop() {
             let Some(parent) = levels.last() else { return Ok(()) };
-            let up = rustix::fs::openat(at.as_fd(), "..", OPEN_DIR, Mode::empty())?;
-            if identity(up.as_fd())? != parent.identity {
-                return Err(Errno::STALE); // moved under our feet
+            match up(at.as_fd(), parent.identity) {
+                Ok(up) => {
+                    visitor.leave(up.as_fd(), at.as_fd(), &done.name)?;
+                    at = up;
+                }
+                Err(e) => {
+                    missed(Missed::Failed(e))?;
+                    at = find_again(root, &mut levels)?;
+                }
             }
-            visitor.leave(up.as_fd(), at.as_fd(), &done.name)?;
-            at = up;
         }
     }
     Ok(())
+}
+
+fn open_below(at: BorrowedFd<'_>, name: &CStr) -> IoResult<OwnedFd> {
+    match rustix::fs::openat(at, name, OPEN_DIR, Mode::empty()) {
+        Err(Errno::ACCESS) => open_closed(at, name),
+        opened => opened,
+    }
+}
+
+/// The folder above, if it is the one that this was entered from.
+fn up(at: BorrowedFd<'_>, parent: (u64, u64)) -> IoResult<OwnedFd> {
+    let up = rustix::fs::openat(at, "..", OPEN_DIR, Mode::empty())?;
+    // Moved under our feet?
+    if identity(up.as_fd())? == parent { Ok(up) } else { Err(Errno::STALE) }
+}
+
+/// After the ground moved: the deepest folder of the way down that is where it was. Those below it are dropped.
+fn find_again(root: BorrowedFd<'_>, levels: &mut Vec<Level>) -> IoResult<OwnedFd> {
+    let mut at = rustix::fs::openat(root, ".", OPEN_DIR, Mode::empty())?;
+    for depth in 1..levels.len() {
+        match open_same(at.as_fd(), &levels[depth]) {
+            Ok(below) => at = below,
+            Err(_) => {
+                levels.truncate(depth);
+                break;
+            }
+        }
+    }
+    Ok(at)
+}
+
+fn open_same(at: BorrowedFd<'_>, level: &Level) -> IoResult<OwnedFd> {
+    let below = open_below(at, &level.name)?;
+    if identity(below.as_fd())? == level.identity { Ok(below) } else { Err(Errno::STALE) }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -122,12 +193,17 @@ const BLOCK: u64 = 512;
 /// What an entry counts at least: empty files fill a disk too, by its inodes.
 pub const ENTRY_BYTES: u64 = 4096;
 
-struct Measure(Size);
+#[derive(Default)]
+struct Measure {
+    size: Size,
+    /// Folders that were counted: one that is moved ahead of the walk counts once, and can't keep it busy.
+    seen: HashSet<(u64, u64)>,
+}
 
 impl Measure {
     fn add(&mut self, stat: &rustix::fs::Stat) {
-        self.0.bytes += (stat.st_blocks as u64 * BLOCK).max(ENTRY_BYTES);
-        self.0.entries += 1;
+        self.size.bytes += (stat.st_blocks as u64 * BLOCK).max(ENTRY_BYTES);
+        self.size.entries += 1;
     }
 }
 
@@ -137,7 +213,11 @@ impl Visitor for Measure {
         Ok(())
     }
     fn enter(&mut self, dir: BorrowedFd<'_>, _: &CStr) -> IoResult<()> {
-        self.add(&rustix::fs::fstat(dir)?);
+        let stat = rustix::fs::fstat(dir)?;
+        if !self.seen.insert((stat.st_dev, stat.st_ino)) {
+            return Err(Errno::STALE);
+        }
+        self.add(&stat);
         Ok(())
     }
     fn leave(&mut self, _: BorrowedFd<'_>, _: BorrowedFd<'_>, _: &CStr) -> IoResult<()> {
@@ -145,10 +225,26 @@ impl Visitor for Measure {
     }
 }
 
-pub fn measure_at(dir: BorrowedFd<'_>) -> Result<Size> {
-    let mut measure = Measure(Size::default());
-    walk(dir, &mut measure).step("measure")?;
-    Ok(measure.0)
+/// What a tree holds while others may change it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Survey {
+    pub size: Size,
+    /// Every folder that was listed was read: none was moved away, or fails.
+    pub whole: bool,
+}
+
+/// Does not fail: what can be seen is counted.
+pub fn survey(dir: BorrowedFd<'_>) -> Survey {
+    let (mut measure, mut whole) = (Measure::default(), true);
+    let walked = go(dir, &mut measure, &mut |missed| {
+        match missed {
+            // A folder that is somebody else's and closed to us: nothing of ours is in it.
+            Missed::Failed(Errno::PERM) => {}
+            Missed::Gone | Missed::Failed(_) => whole = false,
+        }
+        Ok(())
+    });
+    Survey { size: measure.size, whole: whole && walked.is_ok() }
 }
 
 pub fn open(path: &str) -> Result<OwnedFd> {
@@ -156,7 +252,10 @@ pub fn open(path: &str) -> Result<OwnedFd> {
 }
 
 pub fn measure(path: &str) -> Result<Size> {
-    measure_at(open(path)?.as_fd())
+    let dir = open(path)?;
+    let mut measure = Measure::default();
+    walk(dir.as_fd(), &mut measure).step("measure")?;
+    Ok(measure.size)
 }
 
 struct Remove;
@@ -180,7 +279,7 @@ impl Visitor for Remove {
 }
 
 /// Removes a directory with all it holds; Ok if it is gone.
-pub fn remove_at(dir: BorrowedFd<'_>, name: &str) -> Result<()> {
+pub fn remove_at<N: rustix::path::Arg + Copy>(dir: BorrowedFd<'_>, name: N) -> Result<()> {
     let target = match rustix::fs::openat(dir, name, OPEN_DIR, Mode::empty()) {
         Err(Errno::NOENT) => return Ok(()),
         other => other.step("remove")?,
@@ -211,4 +310,77 @@ pub fn remove(path: &str) -> Result<()> {
         return Ok(());
     }
     remove_at(CWD, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// A folder of its own for a test.
+    pub fn scratch(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("forkyard-tree-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn folders_that_move_hide_nothing_else() {
+        const FOLDERS: usize = 40;
+        const DEPTH: usize = 30;
+        const FILE: u64 = 1 << 20;
+        let root = scratch("moves");
+        let moves = |i: usize| (root.join(format!("a/{i}")), root.join(format!("b/{i}")));
+        std::fs::create_dir_all(root.join("b")).unwrap();
+        for i in 0..FOLDERS {
+            std::fs::create_dir_all(moves(i).0.join("d/".repeat(DEPTH))).unwrap();
+        }
+        // Beside the moving folders, on both sides of them in any order.
+        for name in ["0", "z"] {
+            std::fs::create_dir_all(root.join(name)).unwrap();
+            std::fs::write(root.join(name).join("f"), vec![1; FILE as usize]).unwrap();
+        }
+        let still = survey(open(root.to_str().unwrap()).unwrap().as_fd());
+        assert!(still.whole && still.size.entries == 6 + (FOLDERS * (DEPTH + 1)) as u64, "{still:?}");
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, pairs) = (Arc::clone(&stop), (0..FOLDERS).map(moves).collect::<Vec<_>>());
+        let mover = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                for (a, b) in &pairs {
+                    std::fs::rename(a, b).unwrap();
+                }
+                for (a, b) in &pairs {
+                    std::fs::rename(b, a).unwrap();
+                }
+            }
+        });
+        let dir = open(root.to_str().unwrap()).unwrap();
+        let mut disturbed = 0;
+        for _ in 0..50 {
+            let seen = survey(dir.as_fd());
+            assert!(seen.size.bytes >= 2 * FILE, "{seen:?}");
+            assert!(seen.size.entries <= still.size.entries, "{seen:?} counts some twice");
+            disturbed += u32::from(!seen.whole);
+        }
+        stop.store(true, Ordering::Relaxed);
+        mover.join().unwrap();
+        assert!(disturbed > 0, "the walk noticed no move");
+        assert_eq!(survey(dir.as_fd()), still);
+        remove(root.to_str().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_seen_is_no_zero() {
+        let root = scratch("none");
+        let dir = open(root.to_str().unwrap()).unwrap();
+        assert_eq!(survey(dir.as_fd()), Survey { size: Size::default(), whole: true });
+        std::fs::remove_dir(&root).unwrap();
+        // A pipe can't be walked.
+        let (pipe, _) = rustix::pipe::pipe().unwrap();
+        assert!(!survey(pipe.as_fd()).whole);
+    }
 }

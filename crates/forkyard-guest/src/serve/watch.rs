@@ -9,7 +9,7 @@ use forkyard_guest::zygote::Watch;
 
 use super::procs;
 use super::procs::Proc;
-use crate::files::tree::ENTRY_BYTES;
+use crate::files::tree::{ENTRY_BYTES, survey};
 
 /// Five looks a second: an offender is stopped well within one.
 pub const INTERVAL: Duration = Duration::from_millis(200);
@@ -17,6 +17,15 @@ pub const INTERVAL: Duration = Duration::from_millis(200);
 const DISK_SLACK_DIVISOR: u64 = 64;
 /// The longest a layer goes unmeasured while something runs, in looks.
 const MEASURE_AT_LEAST_EVERY: u32 = 25;
+/// Walks in a row that did not see all of it, before one is made while everything stands still: builds move folders too.
+const MAX_UNSURE: u32 = 25;
+/// Walks of such a standstill: a process stops only after the rename that it is in.
+const STILL_WALKS: u32 = 3;
+/// Standstills in a row in which it could not be measured all the same, until it counts as over its limit. The host's own
+/// requests change files meanwhile: seconds of them are no reason.
+const MAX_BLIND: u32 = 25;
+/// Of the time, at most one part in so many is spent in standstills.
+const STILL_SHARE: u32 = 10;
 
 pub enum Verdict {
     Fine,
@@ -32,6 +41,7 @@ pub struct Watchdog {
     cpu: Option<CpuSample>,
     disk: Arc<Disk>,
     judge: Judge,
+    doubt: Doubt,
     looks: u32,
     /// Killed, and not gone yet: what they still hold is nobody's fault any more.
     dying: Vec<(i32, u64)>,
@@ -55,16 +65,83 @@ pub struct Disk {
 /// What the sandbox wrote: the layer that it writes to now, and those that snapshots have sealed. Only the first can change.
 #[derive(Default)]
 struct Layers {
-    live: Option<Arc<OwnedFd>>,
-    /// Sealed since the last measurement.
-    unmeasured: Vec<Arc<OwnedFd>>,
+    live: Option<Layer>,
+    /// Sealed, and not measured as a whole since.
+    unmeasured: Vec<Layer>,
     sealed_bytes: u64,
+}
+
+#[derive(Clone)]
+struct Layer {
+    dir: Arc<OwnedFd>,
+    /// When all of it was seen last.
+    bytes: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Total {
+    bytes: u64,
+    /// All of it was seen.
+    whole: bool,
 }
 
 struct Measured {
     /// The stretch of work in which the walk began.
     stretch: u32,
-    bytes: u64,
+    total: Total,
+    /// Free space of the disk just before it.
+    free: u64,
+}
+
+/// How far walks can be trusted while the sandbox runs. Whoever moves folders ahead of a walk hides them from it; but what fills
+/// the disk is missing from its free space, and nobody moves anything while all stand still. So once what anybody took of the
+/// free space since the last figure that is certain could bring this sandbox past its limit, it has to stand still for a walk.
+#[derive(Debug, Default)]
+struct Doubt {
+    /// The last figure that is certain, and the free space then.
+    certain: Option<(u64, u64)>,
+    /// Walks in a row that did not see all.
+    unsure: u32,
+    /// Standstills in a row that did not either.
+    blind: u32,
+    /// No standstill before this.
+    rest_until: Option<Instant>,
+}
+
+impl Doubt {
+    /// After a walk while the sandbox ran: whether it has to be repeated in a standstill.
+    fn take(&mut self, total: Total, free: u64, allowed: Option<u64>) -> bool {
+        if total.whole {
+            self.unsure = 0;
+            self.certain.get_or_insert((total.bytes, free));
+        } else {
+            self.unsure += 1;
+        }
+        let could_hold =
+            self.certain.map_or(u64::MAX, |(bytes, then)| bytes.saturating_add(then.saturating_sub(free)));
+        match allowed {
+            // Seen, and judged as it is.
+            Some(allowed) if total.whole && total.bytes > allowed => false,
+            Some(allowed) => {
+                could_hold > allowed || self.unsure >= MAX_UNSURE || !total.whole && total.bytes > allowed
+            }
+            None => !total.whole,
+        }
+    }
+
+    /// After a walk while everything stood still: whether it counts as over its limit, since nobody can say that it is not.
+    fn settle(&mut self, total: Total, free: u64) -> bool {
+        if total.whole {
+            (self.certain, self.unsure, self.blind) = (Some((total.bytes, free)), 0, 0);
+            return false;
+        }
+        self.blind += 1;
+        if self.blind < MAX_BLIND {
+            return false;
+        }
+        self.blind = 0;
+        true
+    }
 }
 
 /// Judges the measurements of one stretch of work: from the first command after quiet, or from the last kill, on. Only what
@@ -94,9 +171,8 @@ impl Judge {
     }
 
     /// Whether whoever runs has to be killed.
-    fn take(&mut self, measured: &Measured) -> bool {
-        let bytes = measured.bytes;
-        if measured.stretch != self.stretch {
+    fn take(&mut self, stretch: u32, bytes: u64) -> bool {
+        if stretch != self.stretch {
             return false;
         }
         self.over = bytes > self.limit;
@@ -126,12 +202,13 @@ impl Watchdog {
             ticks_per_second: rustix::param::clock_ticks_per_second(),
             cpu: None,
             disk: Arc::new(Disk {
-                layers: Mutex::new(Layers { live: upper.map(Arc::new), ..Layers::default() }),
+                layers: Mutex::new(Layers { live: upper.map(Layer::new), ..Layers::default() }),
                 measured: Mutex::default(),
                 free_then: AtomicU64::new(u64::MAX),
                 busy: AtomicBool::new(false),
             }),
             judge: Judge::new(limits.disk_bytes.unwrap_or(u64::MAX)),
+            doubt: Doubt::default(),
             looks: 0,
             dying: Vec::new(),
         }
@@ -140,7 +217,7 @@ impl Watchdog {
     /// A snapshot has sealed the layer; this is the new one. What was sealed goes on to count.
     pub fn go_on_in(&mut self, upper: OwnedFd) {
         let mut layers = self.disk.layers();
-        let sealed = layers.live.replace(Arc::new(upper));
+        let sealed = layers.live.replace(Layer::new(upper));
         layers.unmeasured.extend(sealed);
     }
 
@@ -153,9 +230,12 @@ impl Watchdog {
     /// once, or it could fill again what a quick `rm` has just made free.
     pub fn measure_if_over(&mut self) {
         if self.judge.over && self.disk.has_upper() {
-            let measured = Measured { stretch: self.judge.stretch, bytes: self.disk.measure() };
-            // A second look confirms it before anybody is killed.
-            let _ = self.judge.take(&measured);
+            let total = self.disk.walk();
+            let total = if total.whole { total } else { self.disk.walk_still() };
+            if total.whole {
+                // A second look confirms it before anybody is killed.
+                let _ = self.judge.take(self.judge.stretch, total.bytes);
+            }
         }
     }
 
@@ -184,7 +264,7 @@ impl Watchdog {
             }
         }
         if let (Some(cpus), false) = (self.limits.cpus, paused) {
-            self.throttle(cpus, processes.iter().map(|p| p.ticks).sum());
+            self.throttle(cpus, procs::ticks(&processes));
         }
         if self.disk_is_over() { Verdict::Disk } else { Verdict::Fine }
     }
@@ -214,14 +294,13 @@ impl Watchdog {
     /// Judges the last measurement; starts a new one if the disk moved, or if the last one needs another to confirm it.
     fn disk_is_over(&mut self) -> bool {
         let disk = &self.disk;
-        let (Some(limit), Some(upper)) = (self.limits.disk_bytes, disk.live()) else { return false };
+        let (Some(limit), true) = (self.limits.disk_bytes, disk.has_upper()) else { return false };
         let measured = disk.measured.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if measured.is_some_and(|measured| self.judge.take(&measured)) {
+        if measured.is_some_and(|measured| self.weigh(&measured, Disk::walk_still)) {
             return true;
         }
-        // Inodes too: a flood of empty files hardly moves the bytes.
-        let free = rustix::fs::fstatvfs(&*upper)
-            .map_or(0, |s| (s.f_bavail * s.f_frsize).saturating_add(s.f_favail.saturating_mul(ENTRY_BYTES)));
+        let disk = &self.disk;
+        let free = disk.free();
         let moved = disk.free_then.load(Ordering::Relaxed).abs_diff(free) > limit / DISK_SLACK_DIVISOR;
         let due = moved
             || self.judge.allowed.is_none()
@@ -231,20 +310,39 @@ impl Watchdog {
             disk.free_then.store(free, Ordering::Relaxed);
             let (shared, stretch) = (Arc::clone(disk), self.judge.stretch);
             let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
-                let measured = Measured { stretch, bytes: shared.measure() };
+                let measured = Measured { stretch, total: shared.walk(), free };
                 *shared.measured.lock().unwrap_or_else(PoisonError::into_inner) = Some(measured);
                 shared.busy.store(false, Ordering::Release);
             });
             if thread.is_err() {
+                // Whoever has used up all processes is measured all the same, here.
                 disk.busy.store(false, Ordering::Release);
+                let measured = Measured { stretch, total: disk.walk(), free };
+                return self.weigh(&measured, Disk::walk_still);
             }
         }
         false
     }
 
+    /// `still`: measures while everything stands still.
+    fn weigh(&mut self, measured: &Measured, still: impl FnOnce(&Disk) -> Total) -> bool {
+        let Measured { stretch, total, free } = *measured;
+        if !self.doubt.take(total, free, self.judge.allowed) {
+            return total.whole && self.judge.take(stretch, total.bytes);
+        }
+        // A walk that is doubted acquits nobody either.
+        if self.doubt.rest_until.is_some_and(|until| Instant::now() < until) {
+            return false;
+        }
+        let (begun, free) = (Instant::now(), self.disk.free());
+        let total = still(&self.disk);
+        self.doubt.rest_until = Some(Instant::now() + begun.elapsed() * STILL_SHARE);
+        self.doubt.settle(total, free) || total.whole && self.judge.take(self.judge.stretch, total.bytes)
+    }
+
     /// The directory of the layer that is written to.
     pub fn upper(&self) -> Option<Arc<OwnedFd>> {
-        self.disk.live()
+        self.disk.layers().live.as_ref().map(|layer| Arc::clone(&layer.dir))
     }
 
     pub fn disk(&self) -> Arc<Disk> {
@@ -257,38 +355,80 @@ impl Disk {
         self.layers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn live(&self) -> Option<Arc<OwnedFd>> {
-        self.layers().live.clone()
+    /// Free space of the disk that the layer lies on, whoever uses it. Inodes too: a flood of empty files hardly moves the bytes.
+    fn free(&self) -> u64 {
+        let live = self.layers().live.clone();
+        live.and_then(|layer| rustix::fs::fstatvfs(&*layer.dir).ok())
+            .map_or(0, |s| (s.f_bavail * s.f_frsize).saturating_add(s.f_favail.saturating_mul(ENTRY_BYTES)))
+    }
+
+    /// How much the layers hold: of one that could not be seen as a whole, no less than when it was.
+    pub fn measure(&self) -> u64 {
+        self.walk().bytes
+    }
+
+    /// The same while every process stands still.
+    fn walk_still(&self) -> Total {
+        let _held = procs::hold();
+        let mut total = self.walk();
+        for _ in 1..STILL_WALKS {
+            if total.whole {
+                break;
+            }
+            total = self.walk();
+        }
+        total
     }
 
     /// Walks the layers. Folders that their owner closed are read all the same: this thread alone raises that right.
-    pub fn measure(&self) -> u64 {
+    fn walk(&self) -> Total {
         let (live, sealed) = {
             let layers = self.layers();
             (layers.live.clone(), layers.unmeasured.clone())
         };
         let raised = crate::sys::process::set_capabilities(true).is_ok();
-        let size = |dir: &OwnedFd| crate::files::tree::measure_at(dir.as_fd()).map_or(0, |size| size.bytes);
-        let sealed: Vec<(Arc<OwnedFd>, u64)> =
-            sealed.into_iter().map(|dir| (dir.clone(), size(&dir))).collect();
-        let live = live.map_or(0, |dir| size(&dir));
+        let sealed: Vec<Layer> = sealed.into_iter().filter_map(Layer::seen).collect();
+        let live = live.map(|layer| (Arc::clone(&layer.dir), layer.bytes, survey(layer.dir.as_fd())));
         if raised {
             let _ = crate::sys::process::set_capabilities(false);
         }
         let mut layers = self.layers();
-        for (dir, bytes) in sealed {
+        for layer in sealed {
             // Another thread may have measured it too: it counts once.
             let before = layers.unmeasured.len();
-            layers.unmeasured.retain(|other| !Arc::ptr_eq(other, &dir));
+            layers.unmeasured.retain(|other| !Arc::ptr_eq(&other.dir, &layer.dir));
             if layers.unmeasured.len() < before {
-                layers.sealed_bytes += bytes;
+                layers.sealed_bytes += layer.bytes;
             }
         }
-        live + layers.sealed_bytes
+        let mut total = Total { bytes: layers.sealed_bytes, whole: layers.unmeasured.is_empty() };
+        total.bytes += layers.unmeasured.iter().map(|layer| layer.bytes).sum::<u64>();
+        if let Some((dir, last, seen)) = live {
+            total.whole &= seen.whole;
+            total.bytes += if seen.whole { seen.size.bytes } else { seen.size.bytes.max(last) };
+            if let Some(layer) =
+                layers.live.as_mut().filter(|layer| seen.whole && Arc::ptr_eq(&layer.dir, &dir))
+            {
+                layer.bytes = seen.size.bytes;
+            }
+        }
+        total
     }
 
     pub fn has_upper(&self) -> bool {
         self.layers().live.is_some()
+    }
+}
+
+impl Layer {
+    fn new(dir: OwnedFd) -> Layer {
+        Layer { dir: Arc::new(dir), bytes: 0 }
+    }
+
+    /// None if it could not be seen as a whole.
+    fn seen(self) -> Option<Layer> {
+        let seen = survey(self.dir.as_fd());
+        seen.whole.then_some(Layer { bytes: seen.size.bytes, ..self })
     }
 }
 
@@ -299,8 +439,7 @@ mod tests {
     const LIMIT: u64 = 6400;
 
     fn take(judge: &mut Judge, bytes: u64) -> bool {
-        let stretch = judge.stretch;
-        judge.take(&Measured { stretch, bytes })
+        judge.take(judge.stretch, bytes)
     }
 
     #[test]
@@ -322,11 +461,11 @@ mod tests {
     #[test]
     fn an_old_measurement_does_not_count() {
         let mut judge = Judge::new(LIMIT);
-        let old = Measured { stretch: judge.stretch, bytes: 9000 };
+        let old = judge.stretch;
         assert!(!take(&mut judge, 9000));
         judge.begin();
         for _ in 0..3 {
-            assert!(!judge.take(&old));
+            assert!(!judge.take(old, 9000));
         }
     }
 
@@ -345,5 +484,90 @@ mod tests {
         assert!(!take(&mut judge, 100));
         judge.begin();
         assert!(!take(&mut judge, 6500) && take(&mut judge, 6500), "back under it, the limit holds again");
+    }
+
+    fn seen(bytes: u64, whole: bool) -> Total {
+        Total { bytes, whole }
+    }
+
+    const FREE: u64 = 1 << 30;
+
+    #[test]
+    fn what_hides_from_walks_is_missing_from_the_free_space() {
+        let mut doubt = Doubt::default();
+        assert!(!doubt.take(seen(1000, true), FREE, Some(LIMIT)));
+        // Folders move, as they do in a build, and somebody writes a little.
+        assert!(!doubt.take(seen(1000, false), FREE - 5400, Some(LIMIT)));
+        // Whether a walk noticed it or not.
+        assert!(doubt.take(seen(0, false), FREE - 5401, Some(LIMIT)));
+        assert!(doubt.take(seen(1000, true), FREE - 5401, Some(LIMIT)));
+        // It was somebody else.
+        assert!(!doubt.settle(seen(1000, true), FREE - 5401));
+        assert!(!doubt.take(seen(1000, true), FREE - 5401, Some(LIMIT)));
+        // One that can be seen to be over is judged; one that nobody saw yet can't be.
+        assert!(!doubt.take(seen(9000, true), FREE - 9000, Some(LIMIT)));
+        assert!(doubt.take(seen(9000, false), FREE, Some(LIMIT)));
+        assert!(Doubt::default().take(seen(0, false), FREE, Some(LIMIT)));
+        assert!(Doubt::default().take(seen(0, false), FREE, None));
+    }
+
+    #[test]
+    fn a_walk_that_saw_too_little_does_not_clear_a_suspect() {
+        let limits = Watch { memory_bytes: None, cpus: None, disk_bytes: Some(LIMIT) };
+        let mut watchdog = Watchdog::new(limits, None);
+        let mut look = |total, free, still: Option<Total>| {
+            watchdog.doubt.rest_until = None;
+            if let Some((_, then)) = &mut watchdog.doubt.certain {
+                *then = FREE; // of no disk
+            }
+            let measured = Measured { stretch: watchdog.judge.stretch, total, free };
+            watchdog.weigh(&measured, |_| still.expect("no reason to stand still"))
+        };
+        assert!(!look(seen(1000, true), FREE, None));
+        for whole in [true, false] {
+            // Twice over in a row, however little the walks saw before.
+            assert!(!look(seen(1000, whole), FREE - 9000, Some(seen(9000, true))));
+            assert!(look(seen(1000, whole), FREE - 9000, Some(seen(9000, true))));
+            assert!(!look(seen(1000, whole), FREE - 9000, Some(seen(1000, true))), "it has cleaned up");
+        }
+    }
+
+    #[test]
+    fn who_can_not_be_measured_for_long_has_to_stand_still_and_then_counts_as_over() {
+        let mut doubt = Doubt::default();
+        assert!(!doubt.take(seen(1000, true), FREE, Some(LIMIT)));
+        for walk in 1..=MAX_UNSURE {
+            assert_eq!(doubt.take(seen(1000, false), FREE, Some(LIMIT)), walk == MAX_UNSURE, "{walk}");
+        }
+        for still in 1..=MAX_BLIND {
+            assert_eq!(doubt.settle(seen(0, false), FREE), still == MAX_BLIND, "{still}");
+        }
+        assert!(!doubt.settle(seen(0, true), FREE));
+        assert_eq!((doubt.unsure, doubt.blind, doubt.certain), (0, 0, Some((0, FREE))));
+    }
+
+    #[test]
+    fn a_layer_that_can_not_be_walked_counts_as_it_did() {
+        // A pipe can't be walked.
+        let layer = |bytes| Layer { bytes, ..Layer::new(rustix::pipe::pipe().unwrap().0) };
+        let layers = Layers { live: Some(layer(500)), unmeasured: vec![layer(70)], sealed_bytes: 6 };
+        let disk = Disk {
+            layers: Mutex::new(layers),
+            measured: Mutex::default(),
+            free_then: AtomicU64::new(0),
+            busy: AtomicBool::new(false),
+        };
+        for _ in 0..2 {
+            let total = disk.walk();
+            assert_eq!((total.bytes, total.whole), (576, false));
+        }
+        assert_eq!(disk.layers().unmeasured.len(), 1, "it is measured when that can be done");
+        let empty = std::env::temp_dir().join(format!("forkyard-watch-{}", std::process::id()));
+        std::fs::create_dir_all(&empty).unwrap();
+        disk.layers().live = Some(Layer::new(crate::files::tree::open(empty.to_str().unwrap()).unwrap()));
+        assert!(!disk.walk().whole, "the sealed one is still not known");
+        disk.layers().unmeasured.clear();
+        assert!(disk.walk().whole);
+        std::fs::remove_dir(&empty).unwrap();
     }
 }
