@@ -160,13 +160,25 @@ fn broken<T>(why: impl Into<String>) -> std::result::Result<T, Refusal> {
 
 struct Unpacker {
     input: File,
-    /// The way down: each open directory, with what it gets when it is left.
-    stack: Vec<(OwnedFd, u32)>,
-    numbers: HashMap<u64, (OwnedFd, CString)>,
+    /// The way down: each open directory, which of `folders` it is, and what it gets when it is left.
+    stack: Vec<(OwnedFd, usize, u32)>,
+    /// Every folder but the root, by that of its parent and its name: a descriptor each would be too many.
+    folders: Vec<(usize, CString)>,
+    /// Where the first of several names of a file is.
+    numbers: HashMap<u64, (usize, CString)>,
+    /// The folder that was gone back to last: the next one is likely the same.
+    again: Option<(usize, OwnedFd)>,
+    /// Folders that their owner can't pass through, with their modes, deepest first: closed at the end.
+    closed: Vec<(usize, u32)>,
     file: Option<(File, u64, i64)>,
     left: UnpackLimits,
     size: Size,
 }
+
+/// Without these its owner can't open a folder, or what is in it.
+const PASSABLE: u32 = 0o500;
+/// Of `folders`: none of them, but where they begin.
+const ROOT: usize = usize::MAX;
 
 /// Makes `to` from one layer of the stream; reads not a byte beyond it.
 pub fn unpack(from: OwnedFd, to: &str, limits: UnpackLimits) -> std::result::Result<Size, Refusal> {
@@ -179,8 +191,11 @@ pub fn unpack_into(from: OwnedFd, to: &str, limits: UnpackLimits) -> std::result
     let root = rustix::fs::open(to, OPEN_DIR, Mode::empty()).step("unpack")?;
     let mut unpacker = Unpacker {
         input: File::from(from),
-        stack: vec![(root, 0o755)],
+        stack: vec![(root, ROOT, 0o755)],
+        folders: Vec::new(),
         numbers: HashMap::new(),
+        again: None,
+        closed: Vec::new(),
         file: None,
         left: limits,
         size: Size::default(),
@@ -190,6 +205,10 @@ pub fn unpack_into(from: OwnedFd, to: &str, limits: UnpackLimits) -> std::result
     }
     if unpacker.stack.len() != 1 {
         return broken("a directory is not closed");
+    }
+    for (folder, mode) in std::mem::take(&mut unpacker.closed) {
+        let dir = unpacker.open(folder)?;
+        rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode)).step("unpack")?;
     }
     Ok(unpacker.size)
 }
@@ -245,9 +264,24 @@ impl Unpacker {
 
     fn at(&self) -> std::result::Result<BorrowedFd<'_>, Refusal> {
         match self.stack.last() {
-            Some((dir, _)) => Ok(dir.as_fd()),
+            Some((dir, ..)) => Ok(dir.as_fd()),
             None => broken("it leaves its own root"),
         }
+    }
+
+    /// A folder that was made before, name by name: whatever took its place meanwhile is not followed.
+    fn open(&self, folder: usize) -> std::result::Result<OwnedFd, Refusal> {
+        let (mut names, mut at) = (Vec::new(), folder);
+        while let Some((parent, name)) = self.folders.get(at) {
+            names.push(name);
+            at = *parent;
+        }
+        let Some((root, ..)) = self.stack.first() else { return broken("it leaves its own root") };
+        let mut dir = rustix::io::fcntl_dupfd_cloexec(root, 3).step("unpack")?;
+        for name in names.into_iter().rev() {
+            dir = rustix::fs::openat(&dir, name, OPEN_DIR, Mode::empty()).step("unpack")?;
+        }
+        Ok(dir)
     }
 
     fn take(&mut self, entry: Entry, body: &[u8]) -> std::result::Result<(), Refusal> {
@@ -262,10 +296,14 @@ impl Unpacker {
         }
         self.close_file()?;
         if let Entry::Up { mtime_ns } = entry {
-            let Some((dir, mode)) = self.stack.pop().filter(|_| !self.stack.is_empty()) else {
+            let Some((dir, folder, mode)) = self.stack.pop().filter(|_| !self.stack.is_empty()) else {
                 return broken("it leaves its own root");
             };
-            rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode)).step("unpack")?;
+            if mode & PASSABLE == PASSABLE {
+                rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode)).step("unpack")?;
+            } else {
+                self.closed.push((folder, mode));
+            }
             rustix::fs::futimens(&dir, &times(mtime_ns)).step("unpack")?;
             return Ok(());
         }
@@ -282,7 +320,9 @@ impl Unpacker {
                 if opaque {
                     rustix::fs::fsetxattr(&dir, OPAQUE, b"y", XattrFlags::empty()).step("unpack")?;
                 }
-                self.stack.push((dir, mode & 0o1777));
+                let parent = self.stack.last().map_or(ROOT, |(_, folder, _)| *folder);
+                self.folders.push((parent, name));
+                self.stack.push((dir, self.folders.len() - 1, mode & 0o1777));
             }
             Entry::File { mode, size, mtime_ns, number } => {
                 let name = name_of(body)?;
@@ -293,18 +333,22 @@ impl Unpacker {
                 rustix::fs::ftruncate(&file, size).step("unpack")?; // a hole costs nothing
                 rustix::fs::fchmod(&file, Mode::from_raw_mode(mode & 0o777)).step("unpack")?;
                 if let Some(number) = number {
-                    let dir = rustix::io::fcntl_dupfd_cloexec(at, 3).step("unpack")?;
-                    self.numbers.insert(number, (dir, name));
+                    let folder = self.stack.last().map_or(ROOT, |(_, folder, _)| *folder);
+                    self.numbers.insert(number, (folder, name));
                 }
                 self.file = Some((File::from(file), size, mtime_ns));
             }
             Entry::Hard { number } => {
                 let name = name_of(body)?;
-                let at = self.at()?;
-                let Some((dir, first)) = self.numbers.get(&number) else {
+                let Some((folder, first)) = self.numbers.get(&number) else {
                     return broken("a link to nothing");
                 };
-                rustix::fs::linkat(dir, first, at, &name, AtFlags::empty()).map_err(twice)?;
+                let dir = match self.again.take() {
+                    Some((known, dir)) if known == *folder => dir,
+                    _ => self.open(*folder)?,
+                };
+                rustix::fs::linkat(&dir, first, self.at()?, &name, AtFlags::empty()).map_err(twice)?;
+                self.again = Some((*folder, dir));
             }
             Entry::Symlink { mtime_ns } => {
                 let Some(zero) = body.iter().position(|b| *b == 0) else {
@@ -357,4 +401,80 @@ fn times(mtime_ns: i64) -> Timestamps {
     let at =
         Timespec { tv_sec: mtime_ns.div_euclid(1_000_000_000), tv_nsec: mtime_ns.rem_euclid(1_000_000_000) };
     Timestamps { last_access: at, last_modification: at }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::path::{Path, PathBuf};
+
+    use rustix::process::{Resource, Rlimit, setrlimit};
+
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("forkyard-archive-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir(&dir).unwrap();
+        dir
+    }
+
+    fn through_a_stream(root: &Path) {
+        let path = |part: &str| root.join(part).to_str().unwrap().to_string();
+        let stream = std::fs::File::create(root.join("stream")).unwrap();
+        pack(&path("from"), stream.into()).ok().unwrap();
+        let stream = std::fs::File::open(root.join("stream")).unwrap();
+        match unpack(stream.into(), &path("to"), UnpackLimits { bytes: 1 << 30, entries: 1 << 20 }) {
+            Ok(_) => {}
+            Err(Refusal::Broken(why)) => panic!("{why}"),
+            Err(Refusal::Failed(e)) => panic!("{e:?}"),
+        }
+    }
+
+    #[test]
+    fn links_are_not_bounded_by_descriptors() {
+        const FILES: u64 = 400;
+        let root = scratch("links");
+        for dir in ["from/a/b", "from/c"] {
+            std::fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        for i in 0..FILES {
+            // Each in a folder of its own, too.
+            let own = root.join(format!("from/a/b/{i}"));
+            std::fs::create_dir(&own).unwrap();
+            std::fs::write(own.join("first"), i.to_string()).unwrap();
+            std::fs::hard_link(own.join("first"), root.join(format!("from/c/{i}"))).unwrap();
+        }
+        setrlimit(Resource::Nofile, Rlimit { current: Some(FILES / 4), maximum: Some(FILES / 4) }).unwrap();
+        through_a_stream(&root);
+        for i in 0..FILES {
+            let first = root.join(format!("to/a/b/{i}/first")).metadata().unwrap();
+            assert_eq!(first.ino(), root.join(format!("to/c/{i}")).metadata().unwrap().ino(), "{i}");
+        }
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn folders_that_are_closed_are_so_in_the_end() {
+        let root = scratch("closed");
+        let modes = [("from/x/y", 0o755), ("from/x", 0o000), ("from/v/w", 0o600), ("from/v", 0o300)];
+        for (dir, _) in modes {
+            std::fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        std::fs::write(root.join("from/x/y/first"), "text").unwrap();
+        std::fs::hard_link(root.join("from/x/y/first"), root.join("from/v/w/second")).unwrap();
+        let set = |dir: &str, mode| {
+            std::fs::set_permissions(root.join(dir), std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        modes.iter().for_each(|(dir, mode)| set(dir, *mode));
+        through_a_stream(&root);
+        for (dir, mode) in modes.into_iter().rev() {
+            let made = dir.replace("from", "to");
+            assert_eq!(root.join(&made).metadata().unwrap().mode() & 0o7777, mode, "{made}");
+            set(&made, 0o700);
+            set(dir, 0o700);
+        }
+        assert_eq!(std::fs::read(root.join("to/v/w/second")).unwrap(), b"text");
+        std::fs::remove_dir_all(&root).unwrap();
+    }
 }

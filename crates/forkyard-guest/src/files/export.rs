@@ -9,6 +9,7 @@ use std::path::Path;
 use forkyard_guest::protocol::{Answer, Fault, MAX_CHUNK, escape_name};
 use ignore::WalkBuilder;
 use rustix::fs::{FileType, OFlags};
+use rustix::io::Errno;
 use sha1::{Digest, Sha1};
 
 use super::{FileError, Result, WORKSPACE, resolve};
@@ -129,8 +130,8 @@ fn one(
 ) -> Result<()> {
     let full = format!("{root}/{path}");
     let found = match resolve::open(&full, OFlags::PATH | OFlags::NOFOLLOW) {
-        // A folder in the place of a file, or a file in the place of a folder: the old path is gone.
-        Err(e) if e.message.contains("Not a directory") => {
+        // A file, or a link that leads nowhere, in the place of a folder: the old path is gone.
+        Err(e) if matches!(e.errno, Some(Errno::NOTDIR | Errno::LOOP)) => {
             return Err(FileError::new(Fault::NotFound, e.message));
         }
         other => other?,
@@ -234,5 +235,37 @@ mod tests {
     fn blobs_are_named_as_git_names_them() {
         assert_eq!(blob_id(b""), "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391");
         assert_eq!(blob_id(b"hello\n"), "ce013625030ba8dba906f756967f9e9ca394464a");
+    }
+
+    /// The paths that are gone, of a tree that had these.
+    fn deleted(root: &Path, had: &[&str]) -> Result<Vec<String>> {
+        let base: Vec<_> = had.iter().map(|path| (path, MODE_FILE, blob_id(b""))).collect();
+        let base = serde_json::to_vec(&base).unwrap();
+        let mut gone = Vec::new();
+        run(root.to_str(), &base, 1 << 20, 100, &mut |answer, _| {
+            if let Answer::Exported { deleted, .. } = answer {
+                gone.extend(deleted);
+            }
+            Ok(())
+        })?;
+        Ok(gone)
+    }
+
+    #[test]
+    fn what_became_of_a_folder_is_told_by_the_kernels_reason() {
+        let root = std::env::temp_dir().join(format!("forkyard-export-{}", std::process::id()));
+        for dir in ["kept", "Not a directory"] {
+            std::fs::create_dir_all(root.join(dir)).unwrap();
+        }
+        std::fs::write(root.join("kept/f"), "").unwrap();
+        std::fs::write(root.join("file"), "").unwrap();
+        std::os::unix::fs::symlink("loop", root.join("loop")).unwrap();
+        let had = ["file/f", "gone/f", "kept/f", "loop/f"];
+        assert_eq!(deleted(&root, &had).unwrap(), ["file/f", "gone/f", "loop/f"]);
+        // A name is no reason, whatever it says.
+        let long = format!("Not a directory/{}", "x".repeat(300));
+        let failed = deleted(&root, &[&long]).unwrap_err();
+        assert_eq!((failed.kind, failed.errno), (Fault::Invalid, Some(Errno::NAMETOOLONG)));
+        std::fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -52,8 +52,7 @@ impl Merger {
         match rustix::fs::unlinkat(self.at.as_fd(), name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(Errno::ISDIR | Errno::PERM) => {
-                let name = name.to_str().map_err(|_| Errno::ILSEQ);
-                remove_at(self.at.as_fd(), name?).map_err(|e| Errno::from_raw_os_error(e.errno))
+                remove_at(self.at.as_fd(), name).map_err(|e| Errno::from_raw_os_error(e.errno))
             }
             Err(e) => Err(e),
         }
@@ -94,5 +93,27 @@ impl Visitor for Merger {
         attributes(dir, self.at.as_fd())?;
         self.at = up;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_of_any_name_gives_way_to_a_file() {
+        let root = std::env::temp_dir().join(format!("forkyard-merge-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        let name = OsStr::from_bytes(b"caf\xe9");
+        std::fs::create_dir_all(root.join("low").join(name).join("deep")).unwrap();
+        std::fs::create_dir(root.join("top")).unwrap();
+        std::fs::write(root.join("top").join(name), "a file").unwrap();
+        let path = |part: &str| root.join(part).to_str().unwrap().to_string();
+        merge(&[path("top"), path("low")], &path("to")).unwrap();
+        assert_eq!(std::fs::read(root.join("to").join(name)).unwrap(), b"a file");
+        std::fs::remove_dir_all(&root).unwrap();
     }
 }

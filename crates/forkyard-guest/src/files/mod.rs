@@ -14,6 +14,7 @@ mod unpack;
 pub mod write;
 
 use forkyard_guest::protocol::{Answer, Fault, MAX_CHUNK, Op};
+use rustix::io::Errno;
 
 use crate::serve::Outbox;
 
@@ -25,17 +26,18 @@ pub const WORKSPACE: &str = "/workspace";
 pub struct FileError {
     pub kind: Fault,
     pub message: String,
+    /// The kernel's reason, if it was the kernel that refused.
+    errno: Option<Errno>,
 }
 
 pub type Result<T> = std::result::Result<T, FileError>;
 
 impl FileError {
     pub fn new(kind: Fault, message: impl Into<String>) -> FileError {
-        FileError { kind, message: message.into() }
+        FileError { kind, message: message.into(), errno: None }
     }
 
-    pub fn errno(path: &str, errno: rustix::io::Errno) -> FileError {
-        use rustix::io::Errno;
+    pub fn errno(path: &str, errno: Errno) -> FileError {
         let kind = match errno {
             Errno::NOENT => Fault::NotFound,
             Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::XDEV | Errno::TXTBSY => Fault::Denied,
@@ -43,7 +45,8 @@ impl FileError {
             Errno::IO | Errno::NOMEM | Errno::MFILE | Errno::NFILE => Fault::Unavailable,
             _ => Fault::Invalid,
         };
-        FileError { kind, message: format!("{path}: {}", std::io::Error::from(errno)) }
+        let message = format!("{path}: {}", std::io::Error::from(errno));
+        FileError { kind, message, errno: Some(errno) }
     }
 }
 
