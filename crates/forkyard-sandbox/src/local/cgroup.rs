@@ -235,7 +235,8 @@ pub async fn remove(dirs: &[PathBuf]) {
     }
 }
 
-/// Memory in use by the sandbox's group, and its CPU time in microseconds, where the kernel counts them.
+/// Memory in use by the sandbox's group, and its CPU time in microseconds, where the kernel counts them. Version 1 counts time by a
+/// controller of its own, which often comes with the one that limits it.
 pub fn usage(dirs: &[PathBuf]) -> (Option<u64>, Option<u64>) {
     let number =
         |dir: &PathBuf, file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
@@ -243,8 +244,9 @@ pub fn usage(dirs: &[PathBuf]) -> (Option<u64>, Option<u64>) {
         .iter()
         .find_map(|dir| number(dir, "memory.current").or_else(|| number(dir, "memory.usage_in_bytes")));
     let cpu = dirs.iter().find_map(|dir| {
-        let text = fs::read_to_string(dir.join("cpu.stat")).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok())
+        let text = fs::read_to_string(dir.join("cpu.stat")).unwrap_or_default();
+        let counted = text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok());
+        counted.or_else(|| Some(number(dir, "cpuacct.usage")? / 1000)) // nanoseconds
     });
     (memory, cpu)
 }
@@ -358,6 +360,27 @@ mod tests {
         assert_eq!(dir, Path::new("/sys/fs/cgroup/cpu/inner"));
         let unified = (PathBuf::from("/sys/fs/cgroup"), PathBuf::from("/"));
         assert_eq!(own_dir(&unified, own, str::is_empty).unwrap(), Path::new("/sys/fs/cgroup/a"));
+    }
+
+    #[test]
+    fn usage_is_read_from_either_version() {
+        let parent = tempfile::tempdir().unwrap();
+        let group = |name: &str, files: &[(&str, &str)]| {
+            let dir = parent.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            for (file, text) in files {
+                fs::write(dir.join(file), text).unwrap();
+            }
+            dir
+        };
+        let throttled = ("cpu.stat", "nr_periods 1\nnr_throttled 0\nthrottled_time 0\n");
+        let v2 = group("v2", &[("memory.current", "4096\n"), ("cpu.stat", "usage_usec 70\nuser_usec 50\n")]);
+        let memory = group("memory", &[("memory.usage_in_bytes", "8192\n")]);
+        let joint = group("cpu,cpuacct", &[throttled, ("cpuacct.usage", "90000\n")]);
+        let alone = group("cpu", &[throttled]);
+        assert_eq!(usage(&[v2]), (Some(4096), Some(70)));
+        assert_eq!(usage(&[memory.clone(), joint]), (Some(8192), Some(90)));
+        assert_eq!(usage(&[memory, alone]), (Some(8192), None), "the guest counts");
     }
 
     #[test]
