@@ -31,6 +31,9 @@ pub const WORK: &str = "work";
 const MKFS: [&str; 4] =
     ["/usr/sbin/mkfs.ext4", "/sbin/mkfs.ext4", "/usr/bin/mkfs.ext4", "/usr/local/sbin/mkfs.ext4"];
 const LOOP_CONTROL: &str = "/dev/loop-control";
+/// Of ext4: in its superblock, 1024 bytes from the start.
+const MAGIC: u16 = 0xEF53;
+const MAGIC_AT: u64 = 1024 + 56;
 /// Another process may take the free device first.
 const TRIES: usize = 64;
 
@@ -120,9 +123,12 @@ fn folders(mount: &OwnedFd, owner: u32) -> std::io::Result<()> {
 
 fn mount_image(image: &Path) -> std::io::Result<OwnedFd> {
     let file = File::options().read(true).write(true).open(image)?;
-    // A file system that is shorter than it says is one that was cut off.
+    // Said before a device is taken for what can't be mounted.
     let mut magic = [0; 2];
-    file.read_exact_at(&mut magic, 1024 + 56)?;
+    file.read_exact_at(&mut magic, MAGIC_AT)?;
+    if u16::from_le_bytes(magic) != MAGIC {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it holds no ext4 file system"));
+    }
     let (device, path) = loop_device(&file)?;
     let fs = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(fs.as_fd(), "source", path.as_str())?;
@@ -195,4 +201,19 @@ fn loop_device(file: &File) -> std::io::Result<(OwnedFd, String)> {
         }
     }
     Err(std::io::Error::other("other processes take every free loop device"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_holds_no_file_system_is_refused_as_that() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("disk.img");
+        std::fs::write(&image, vec![0; 64 << 10]).unwrap();
+        assert_eq!(mount_image(&image).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+        std::fs::write(&image, "short").unwrap();
+        assert_eq!(mount_image(&image).unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    }
 }

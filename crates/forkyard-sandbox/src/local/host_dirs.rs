@@ -78,7 +78,8 @@ pub fn check_volumes(volumes: &[Volume], state: &Path) -> Result<Vec<Volume>> {
             writable: volume.writable,
         });
     }
-    checked.sort_by(|a, b| a.path.cmp(&b.path));
+    // By their parts: as text, /data-x would stand between /data and /data/sub.
+    checked.sort_by(|a, b| Path::new(&a.path).cmp(Path::new(&b.path)));
     if let Some(pair) = checked.windows(2).find(|pair| Path::new(&pair[1].path).starts_with(&pair[0].path)) {
         // One in another would have to be made in it, in a folder of the host.
         let message = format!("volumes: {} is in {}", pair[1].path, pair[0].path);
@@ -182,5 +183,8 @@ mod tests {
             |a: &str, b: &str| check_volumes(&[volume(&data, a), volume(&data, b)], Path::new("/none/state"));
         assert!(both("/a", "/a/b").is_err() && both("/a", "/a").is_err());
         assert_eq!(both("/b", "/a").unwrap()[0].path, "/a");
+        let three = ["/data/sub", "/data-x", "/data"].map(|path| volume(&data, path));
+        let refused = check_volumes(&three, Path::new("/none/state")).unwrap_err();
+        assert!(refused.message.contains("/data/sub is in /data"), "{refused}");
     }
 }
