@@ -10,7 +10,7 @@ use rustix::mount::MountAttrFlags;
 
 use super::{receive, reply, take_socket};
 use crate::sys::mount::{clone_tree_at, make_all_private, map_owner, set_attributes};
-use crate::sys::process::{Cloned, clone_with, map_id, unshare};
+use crate::sys::process::{Cloned, clone_with, exit_now, map_id, unshare};
 use crate::sys::{Failure, Result, Step, check};
 
 pub fn run() -> ExitCode {
@@ -61,14 +61,24 @@ fn clone_one(tree: &Tree, shown_as: Option<u32>) -> Result<OwnedFd> {
     Ok(mount)
 }
 
+/// Until the parent kills this process, or is gone, which it may be already.
+fn wait_for_the_end_of(parent: u32) -> ! {
+    // SAFETY: plain system calls on numbers.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0);
+        while u32::try_from(libc::getppid()) == Ok(parent) {
+            libc::pause();
+        }
+    }
+    exit_now(0)
+}
+
 /// A user namespace whose only purpose is its id map.
 fn id_map(uid: u32, gid: u32, shown_as: u32) -> rustix::io::Result<OwnedFd> {
+    let parent = std::process::id();
     // SAFETY: this program has one thread here.
     match unsafe { clone_with(libc::CLONE_NEWUSER, None) }? {
-        Cloned::Child => loop {
-            // SAFETY: pause touches no memory; the parent ends this process.
-            unsafe { libc::pause() };
-        },
+        Cloned::Child => wait_for_the_end_of(parent),
         Cloned::Parent { pid, pidfd } => {
             let write = |name: &str, id: u32| {
                 std::fs::write(format!("/proc/{pid}/{name}"), format!("{id} {shown_as} 1"))

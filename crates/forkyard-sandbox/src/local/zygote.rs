@@ -26,7 +26,7 @@ const ZYGOTE: &str = "zygote";
 
 pub struct Zygote {
     commands: Arc<Mutex<Messages>>,
-    child: std::sync::Mutex<Child>,
+    child: std::sync::Mutex<Helper>,
     left: AtomicBool,
     /// What sandboxes of the default root see of the host.
     pub binds: Vec<String>,
@@ -114,8 +114,46 @@ fn not_started(e: std::io::Error) -> SandboxError {
     unavailable(format!("can't start the sandbox helper: {e}"))
 }
 
+/// A process of this side. Whoever drops it, also in the middle of a question, has killed it, and no zombie stays.
+struct Helper(Option<Child>);
+
+impl Helper {
+    /// Returns when it is gone.
+    fn end(mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// It ends by itself, after this process.
+    fn leave(&mut self) {
+        self.0 = None;
+    }
+
+    fn id(&self) -> u32 {
+        self.0.as_ref().map_or(0, Child::id)
+    }
+
+    fn is_alive(&mut self) -> bool {
+        self.0.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let Some(mut child) = self.0.take() else { return };
+        let _ = child.kill();
+        if matches!(child.try_wait(), Ok(None)) {
+            // The kernel may need a while, and this may be a thread of the runtime.
+            let reaps = move || drop(child.wait());
+            let _ = std::thread::Builder::new().name("helper-end".into()).spawn(reaps);
+        }
+    }
+}
+
 /// The guest at a task on this side. It closes whatever else than its stdin it inherits.
-fn spawn_guest(task: &str, stdin: OwnedFd) -> Result<Child> {
+fn spawn_guest(task: &str, stdin: OwnedFd) -> Result<Helper> {
     let program = program().map_err(not_started)?;
     // What it knows, every sandbox would know.
     Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()))
@@ -127,6 +165,7 @@ fn spawn_guest(task: &str, stdin: OwnedFd) -> Result<Child> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
+        .map(|child| Helper(Some(child)))
         .map_err(not_started)
 }
 
@@ -137,8 +176,8 @@ struct Starting {
 }
 
 enum Spawned {
-    Here(Child),
-    Beside(JoinHandle<Result<Child>>),
+    Here(Helper),
+    Beside(JoinHandle<Result<Helper>>),
 }
 
 impl Starting {
@@ -163,7 +202,7 @@ impl Starting {
 
 impl Spawned {
     /// After its answer, or the end of its socket: by then it was started, or was not, and nobody waits here.
-    fn child(self) -> Result<Child> {
+    fn child(self) -> Result<Helper> {
         match self {
             Spawned::Here(child) => Ok(child),
             Spawned::Beside(thread) => match thread.join() {
@@ -203,7 +242,7 @@ pub async fn ask_once<A: serde::Serialize>(
     fds: &[BorrowedFd<'_>],
 ) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     let (socket, theirs) = message_pair().map_err(|e| not_started(e.into()))?;
-    let mut child = spawn_guest(task, theirs)?;
+    let child = spawn_guest(task, theirs)?;
     let text = serde_json::to_vec(ask).expect("messages have string keys and no failing parts");
     let asked = async {
         let messages = Messages::new(socket)?;
@@ -212,8 +251,7 @@ pub async fn ask_once<A: serde::Serialize>(
     };
     let answer = asked.await;
     // It has answered or it is broken: either way it is at its end.
-    let _ = child.kill();
-    let _ = child.wait();
+    child.end();
     answer.map_err(unavailable)
 }
 
@@ -228,7 +266,6 @@ impl Zygote {
             commands.receive().await
         };
         let answer = answer.await;
-        // Made before the answer is looked at: dropping it reaps the child.
         let mut zygote = Zygote {
             child: std::sync::Mutex::new(child.child()?),
             commands: Arc::new(Mutex::new(commands)),
@@ -255,7 +292,7 @@ impl Zygote {
     /// False once it is gone: its owner starts another.
     pub fn is_alive(&self) -> bool {
         let mut child = self.child.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        matches!(child.try_wait(), Ok(None))
+        child.is_alive()
     }
 
     /// A question and its answer stay together even if the caller goes away between them.
@@ -386,13 +423,12 @@ impl Cloned {
 
 impl Drop for Zygote {
     fn drop(&mut self) {
-        // It ends by itself when its socket closes; sandboxes live on. Killed and reaped here so that no zombie stays.
-        if *self.left.get_mut() {
-            return;
-        }
+        // It ends by itself when its socket closes; sandboxes live on.
         let child = self.child.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let _ = child.kill();
-        let _ = child.wait();
+        match *self.left.get_mut() {
+            true => child.leave(),
+            false => Helper(child.0.take()).end(),
+        }
     }
 }
 
@@ -403,7 +439,7 @@ pub fn setup_error(step: &str, errno: i32) -> SandboxError {
     let unsupported = |hint: &str| SandboxError::new(ErrorKind::Unsupported, message.clone()).hint(hint);
     match (step, errno) {
         ("user namespace" | "id map" | "clone", libc::EPERM | libc::EACCES) => unsupported(
-            "allow unprivileged user namespaces: sysctl kernel.unprivileged_userns_clone=1, and on Ubuntu sysctl kernel.apparmor_restrict_unprivileged_userns=0 or an AppArmor profile for forkyard",
+            "allow unprivileged user namespaces: sysctl kernel.unprivileged_userns_clone=1; in a container, its own seccomp or AppArmor profile must allow them; or use --provider docker",
         ),
         ("user namespace" | "clone", libc::ENOSPC | libc::EUSERS) => {
             unsupported("raise user.max_user_namespaces and its siblings with sysctl")
@@ -440,6 +476,37 @@ mod tests {
         assert!(copy == GUEST, "something else is at that place");
         assert_eq!(file.metadata().unwrap().len(), GUEST.len() as u64);
         assert_eq!(offset_in_own_file(Box::leak(vec![0].into_boxed_slice())), None);
+    }
+
+    /// Processes of this one that have ended and that nobody has reaped, or that go on.
+    fn helpers() -> Vec<String> {
+        let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let texts = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+        let pids: Vec<String> =
+            texts.flat_map(|text| text.split_whitespace().map(String::from).collect::<Vec<_>>()).collect();
+        pids.iter().filter_map(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_question_that_is_given_up_leaves_no_process() {
+        let asked = ask_once("trees", &"not a question yet", &[]);
+        // Once is enough for it to be started.
+        assert!(futures::poll!(Box::pin(asked)).is_pending());
+        let start = Start {
+            state: "/nowhere".into(),
+            become_id: None,
+            binds: Vec::new(),
+            skeleton: "none".into(),
+            files: Vec::new(),
+        };
+        assert!(futures::poll!(Box::pin(Zygote::start(&start))).is_pending());
+        expect_sandboxes();
+        assert!(futures::poll!(Box::pin(Zygote::start(&start))).is_pending());
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while !helpers().is_empty() {
+            assert!(std::time::Instant::now() < until, "{:?}", helpers());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
     }
 
     #[test]
