@@ -1,5 +1,7 @@
 //! Snapshots, children, archives.
 
+use std::time::Duration;
+
 use forkyard_core::{Attempt, SnapshotId};
 
 use super::{Case, CaseResult, Ctx, case, ensure, ensure_eq, sh};
@@ -49,19 +51,30 @@ async fn a_child_starts_from_the_snapshot(ctx: &Ctx) -> CaseResult {
 
 async fn a_background_writer_is_never_seen(ctx: &Ctx) -> CaseResult {
     let parent = ctx.sandbox().await?;
-    let script = "exec 3>>log; i=0; while :; do i=$((i+1)); echo $i >&3; echo $i > last; done";
-    let mut writer = parent.exec(ExecRequest::shell(format!("echo up; {script}"))).await?;
-    ensure!(writer.events.recv().await.is_some(), "no output");
+    let script = "exec 3>>log 4>>last; i=0; while :; do i=$((i+1)); echo $i >&3; echo $i >&4; done";
+    let _writer = parent.exec(ExecRequest::shell(script)).await?;
+    let grows_beyond = async |size| {
+        let limit = tokio::time::Instant::now() + Duration::from_secs(60);
+        while parent.stat("last").await.map_or(0, |info| info.size) <= size {
+            ensure!(tokio::time::Instant::now() < limit, "the writer does not go on");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok(())
+    };
+    grows_beyond(1000).await?;
     let snapshot = name(ctx);
     let info = parent.snapshot(&snapshot, &Labels::new()).await?;
     ensure_eq!(info.mode, SnapshotMode::Copied);
     let child = ctx.sandbox_with(&child_of(ctx, &snapshot)).await?;
     let first = sh(&child, "wc -c < log").await?.out;
-    // The writer goes on.
-    let size = parent.stat("log").await?.size;
-    while parent.stat("log").await?.size == size {
-        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-    }
+    // Both files are of one moment: between two lines of the writer, the first may be one ahead.
+    let ends = sh(&child, "tail -n 1 log; tail -n 1 last").await?.out;
+    let ends: Vec<u64> = ends.lines().filter_map(|line| line.parse().ok()).collect();
+    let [log, last] = ends[..] else {
+        return Err(super::Failed(format!("the copies end with {ends:?}")));
+    };
+    ensure!(log == last || log == last + 1, "copies of two moments: {log} and {last}");
+    grows_beyond(parent.stat("last").await?.size).await?;
     ensure_eq!(sh(&child, "wc -c < log").await?.out, first);
     ctx.provider.remove_snapshot(&snapshot).await?;
     Ok(())
