@@ -21,7 +21,7 @@ pub struct ExecRequest {
     pub env: BTreeMap<String, String>,
     /// Inside the sandbox; `/workspace` if None.
     pub cwd: Option<String>,
-    /// Exit code 124 and `timed_out` when it passes; the whole process group is killed.
+    /// Exit code 124 and `timed_out` when it passes; it is killed with all that it started.
     pub timeout: Option<Duration>,
     /// Keep stdin open for [`ExecControl::write_stdin`]; else it is empty.
     pub stdin: bool,

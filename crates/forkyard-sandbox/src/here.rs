@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
 use tokio::net::UnixStream;
 
-use crate::guest_client::GuestClient;
+use crate::guest_client::{GuestClient, health};
 use crate::local::GUEST;
 use crate::{
     ErrorKind, Exec, ExecRequest, FileInfo, GitExport, GlobRequest, GrepRequest, GrepResult, Health, Labels,
@@ -118,8 +118,20 @@ impl Here {
         }
     }
 
-    /// Ends the guest, and with it the commands that nobody follows any more.
+    /// Ends the calls that are still kept, those under way with all that they started, and then the guest. It is not pid 1 here:
+    /// what commands left in the background ends with the sandbox.
     pub async fn close(&self) {
+        let forgotten = async {
+            for call in self.client.calls().await? {
+                self.client.forget(&call).await?;
+            }
+            Ok::<_, SandboxError>(())
+        };
+        match tokio::time::timeout(END_WITHIN, forgotten).await {
+            Ok(Ok(())) => {}
+            Ok(Err(e)) => tracing::debug!("the tools' guest does not end its calls: {e}"),
+            Err(_) => tracing::debug!("the tools' guest does not answer"),
+        }
         if let Err(e) = self.client.shutdown().await {
             tracing::debug!("the tools' guest had ended: {e}");
             return;
@@ -214,11 +226,7 @@ impl Sandbox for Here {
         Err(from_outside())
     }
     async fn health(&self) -> Result<Health> {
-        Ok(match self.client.calls().await {
-            Ok(_) => Health { healthy: true, detail: "the guest answers".into() },
-            Err(e) if e.kind == ErrorKind::Stale => return Err(e),
-            Err(e) => Health { healthy: false, detail: e.to_string() },
-        })
+        health(self.client.calls()).await
     }
     async fn snapshot(&self, _: &SnapshotId, _: &Labels) -> Result<SnapshotInfo> {
         Err(from_outside())

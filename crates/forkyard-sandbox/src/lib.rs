@@ -15,6 +15,10 @@ pub mod here;
 pub mod local;
 mod traits;
 
+use std::time::SystemTime;
+
+use forkyard_core::Timestamp;
+
 pub use egress_seam::{EgressCounters, EgressFactory, EgressHandle, InsideFile, PROXY_ADDRESS};
 pub use error::{ErrorKind, SandboxError};
 pub use exec::{Exec, ExecControl, ExecEvent, ExecRequest, ExecResult, PtySize, Signal};
@@ -44,4 +48,40 @@ pub fn bytes_in(dir: &std::path::Path) -> u64 {
     bytes
 }
 
+pub(crate) fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// Clock ticks from the machine's start to the birth of a process: with them, its number means no other one. None if it is gone,
+/// also if only its parent has not seen that yet.
+pub(crate) fn born(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything.
+    let (_, after) = stat.rsplit_once(") ")?;
+    let fields: Vec<&str> = after.split_ascii_whitespace().collect();
+    (fields.first() != Some(&"Z")).then_some(())?;
+    fields.get(19)?.parse().ok()
+}
+
 pub type Result<T, E = SandboxError> = std::result::Result<T, E>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_ended_has_no_birth() {
+        assert!(born(std::process::id()).is_some());
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        assert!(born(child.id()) >= born(std::process::id()));
+        child.kill().unwrap();
+        let stat = format!("/proc/{}/stat", child.id());
+        while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+            std::thread::yield_now();
+        }
+        assert_eq!(born(child.id()), None, "it waits for its parent, and is at nothing");
+        child.wait().unwrap();
+        assert_eq!(born(child.id()), None);
+    }
+}

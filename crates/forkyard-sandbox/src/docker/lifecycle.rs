@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use bollard::models::{ContainerStateStatusEnum, ContainerSummary, ContainerSummaryStateEnum};
 use bollard::query_parameters::{
@@ -35,7 +35,7 @@ use crate::guest_client::GuestClient;
 use crate::traits::Tie;
 use crate::{
     ErrorKind, ExecRequest, Labels, ProviderKind, Result, Root, Sandbox, SandboxError, SandboxInfo,
-    SandboxSpec, SandboxStatus,
+    SandboxSpec, SandboxStatus, now,
 };
 
 /// From the container's start to the guest's first answer; a slow disk included.
@@ -50,11 +50,6 @@ const ORPHAN_AFTER_MS: u64 = 10 * 60 * 1000;
 const DEAD_FOR_MS: u64 = 60 * 60 * 1000;
 /// Of the guest's last words.
 const MAX_LOG_BYTES: usize = 2048;
-
-pub fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}
 
 fn not_found(id: &SandboxId, why: &str) -> SandboxError {
     SandboxError::gone(id, why)

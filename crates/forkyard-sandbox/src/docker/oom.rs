@@ -8,8 +8,7 @@ use forkyard_core::{Millis, Timestamp};
 use futures::StreamExt;
 use tokio::sync::mpsc;
 
-use super::lifecycle::now;
-use crate::{Exec, ExecEvent, ExecResult};
+use crate::{Exec, ExecEvent, ExecResult, now};
 
 /// The engine's word may come a little after the command's end.
 const WORD_WITHIN: Millis = Millis(300);

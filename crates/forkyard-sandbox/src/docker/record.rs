@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, SnapshotInfo};
+use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, SnapshotInfo, born};
 
 /// The guest's socket, inside the sandbox's run folder.
 pub const SOCKET_NAME: &str = "guest.sock";
@@ -71,13 +71,6 @@ pub fn is_at_work(maker: &str) -> bool {
 fn namespace() -> u64 {
     use std::os::unix::fs::MetadataExt;
     fs::metadata("/proc/self/ns/pid").map_or(0, |meta| meta.ino())
-}
-
-/// In clock ticks since the machine started.
-fn born(id: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The name in parentheses may hold anything.
-    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
 /// A snapshot: the image's name, and two archives beside this.

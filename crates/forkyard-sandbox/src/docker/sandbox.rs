@@ -1,7 +1,6 @@
 //! A connection to one live container.
 
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bollard::query_parameters::StatsOptionsBuilder;
@@ -13,16 +12,13 @@ use tokio::sync::RwLock;
 
 use super::engine::translate;
 use super::record::{Record, SnapshotRecord};
-use super::{Inner, connect, lifecycle, oom, snapshot};
-use crate::guest_client::GuestClient;
+use super::{Inner, connect, oom, snapshot};
+use crate::guest_client::{GuestClient, Meter, Quieted, health, network};
 use crate::{
     EgressHandle, ErrorKind, Exec, ExecRequest, FileInfo, GitExport, GlobRequest, GrepRequest, GrepResult,
     Health, Labels, ProviderKind, Result, Sandbox, SandboxError, SandboxInfo, SnapshotInfo, SnapshotMode,
-    Stats, WorkDiff,
+    Stats, WorkDiff, now,
 };
-
-/// A guest that takes longer to answer is not healthy.
-const HEALTH_WITHIN: Duration = Duration::from_secs(5);
 
 pub struct DockerSandbox {
     inner: Arc<Inner>,
@@ -31,8 +27,7 @@ pub struct DockerSandbox {
     token: String,
     client: RwLock<Option<GuestClient>>,
     egress: Option<Box<dyn EgressHandle>>,
-    /// CPU time in microseconds and when it was asked for, for the next question.
-    last_cpu: Mutex<Option<(Instant, u64)>>,
+    meter: Meter,
 }
 
 impl DockerSandbox {
@@ -49,7 +44,7 @@ impl DockerSandbox {
             token: record.token.clone(),
             client: RwLock::new(client),
             egress,
-            last_cpu: Mutex::default(),
+            meter: Meter::default(),
         })
     }
 
@@ -67,13 +62,17 @@ impl DockerSandbox {
         if let Some(client) = usable(&slot) {
             return client;
         }
-        let run = self.inner.home.run(&self.id);
-        let client = match connect::guest(&run, self.attempt, &self.token).await {
-            Err(e) if e.kind == ErrorKind::NotFound => return Err(SandboxError::gone(&self.id, "has ended")),
-            greeted => greeted?,
-        };
+        let client = self.connect().await?;
         *slot = Some(client.clone());
         Ok(client)
+    }
+
+    async fn connect(&self) -> Result<GuestClient> {
+        let run = self.inner.home.run(&self.id);
+        match connect::guest(&run, self.attempt, &self.token).await {
+            Err(e) if e.kind == ErrorKind::NotFound => Err(SandboxError::gone(&self.id, "has ended")),
+            greeted => greeted,
+        }
     }
 
     /// Memory in use (without what the kernel would give back at once) and CPU time in microseconds, as the cgroup counts.
@@ -100,54 +99,26 @@ impl DockerSandbox {
     }
 
     /// Nothing runs and nothing is written while the volumes are read: the guest holds new work back and stops what is running.
-    async fn take(&self, id: &SnapshotId, labels: &Labels, guest: &GuestClient) -> Result<SnapshotInfo> {
-        let busy = guest.quiesce().await?.busy;
+    async fn take(&self, id: &SnapshotId, labels: &Labels, quiet: &Quieted) -> Result<SnapshotInfo> {
+        let Quieted { guest, busy } = quiet;
         let inner = &self.inner;
         let of = inner.record(&self.id)?;
         let record = SnapshotRecord {
             info: SnapshotInfo {
                 id: id.clone(),
                 provider: ProviderKind::Docker,
-                mode: if busy { SnapshotMode::Copied } else { SnapshotMode::Sealed },
+                mode: if *busy { SnapshotMode::Copied } else { SnapshotMode::Sealed },
                 labels: labels.clone(),
-                created_at: lifecycle::now(),
+                created_at: now(),
                 bytes: None,
             },
             image: of.image,
         };
-        let freezes = busy && !of.paused;
-        if freezes {
+        if *busy && !of.paused {
+            // The quiet's own: it ends with that.
             guest.pause().await?;
         }
-        // Goes on whatever comes of it, also when nobody waits for the answer any more.
-        let thaw = Thaw(freezes.then(|| guest.clone()));
-        let taken = snapshot::take(&inner.home, guest, record).await;
-        thaw.now().await?;
-        taken
-    }
-}
-
-/// Lets a sandbox go on, once, at the latest when it is dropped.
-struct Thaw(Option<GuestClient>);
-
-impl Thaw {
-    async fn now(mut self) -> Result<()> {
-        match self.0.take() {
-            Some(guest) => guest.resume().await,
-            None => Ok(()),
-        }
-    }
-}
-
-impl Drop for Thaw {
-    fn drop(&mut self) {
-        if let Some(guest) = self.0.take() {
-            tokio::spawn(async move {
-                if let Err(e) = guest.resume().await {
-                    tracing::warn!(error = %e, "going on after a snapshot");
-                }
-            });
-        }
+        snapshot::take(&inner.home, guest, record).await
     }
 }
 
@@ -164,7 +135,7 @@ impl Sandbox for DockerSandbox {
     }
 
     async fn exec(&self, request: ExecRequest) -> Result<Exec> {
-        let since = lifecycle::now();
+        let since = now();
         let exec = self.guest().await?.exec(request).await?;
         Ok(oom::attributed(exec, self.inner.docker.clone(), self.inner.container(&self.id), since))
     }
@@ -216,53 +187,25 @@ impl Sandbox for DockerSandbox {
     }
 
     async fn stats(&self) -> Result<Stats> {
-        let (memory, cpu_us, processes, disk) = self.guest().await?.stats().await?;
-        let (kernel_memory, kernel_cpu_us) = self.kernel_usage().await?;
-        let cpu_us = kernel_cpu_us.unwrap_or(cpu_us);
-        let now = Instant::now();
-        // A panic while it was held leaves a whole pair.
-        let before = self.last_cpu.lock().unwrap_or_else(|e| e.into_inner()).replace((now, cpu_us));
-        let cpu_percent = before.map_or(0.0, |(then, us)| {
-            let elapsed_us = (now - then).as_micros().max(1) as f64;
-            cpu_us.saturating_sub(us) as f64 / elapsed_us * 100.0
-        });
-        let network = match (&self.egress, &self.inner.egress) {
-            (Some(own), _) => own.counters(),
-            // Whoever only looks is told what the owner's proxy counts, if that is of this process.
-            (None, Some(factory)) => factory.counters(&self.id).unwrap_or_default(),
-            (None, None) => Default::default(),
-        };
-        Ok(Stats {
-            memory_bytes: kernel_memory.unwrap_or(memory),
-            cpu_percent,
-            disk_bytes: disk.unwrap_or(0),
-            network_rx_bytes: network.rx_bytes,
-            network_tx_bytes: network.tx_bytes,
-            processes,
-        })
+        let figures = self.guest().await?.figures().await?.or_kernel(self.kernel_usage().await?);
+        let network = network(self.egress.as_deref(), self.inner.egress.as_deref(), &self.id);
+        Ok(self.meter.stats(figures, network))
     }
 
     async fn health(&self) -> Result<Health> {
-        let sick = |detail: String| Health { healthy: false, detail };
-        let asked = async { self.guest().await?.calls().await };
-        Ok(match tokio::time::timeout(HEALTH_WITHIN, asked).await {
-            Ok(Ok(_)) => Health { healthy: true, detail: "the guest answers".into() },
-            Ok(Err(e)) if e.kind == ErrorKind::Stale => return Err(e),
-            Ok(Err(e)) => sick(e.to_string()),
-            Err(_) => sick("the guest does not answer".into()),
-        })
+        health(self.calls()).await
     }
 
     async fn snapshot(&self, id: &SnapshotId, labels: &Labels) -> Result<SnapshotInfo> {
         if let Some(record) = self.inner.home.read_snapshot(id)? {
             return Ok(record.info);
         }
-        let guest = self.guest().await?;
-        let taken = self.take(id, labels, &guest).await;
-        // If the connection is gone, the guest has thawed by itself.
-        let thawed = guest.thaw().await;
+        let quiet = Quieted::begin(self.connect().await?).await?;
+        let taken = self.take(id, labels, &quiet).await;
+        // If the connection is gone, the guest has gone on by itself.
+        let ended = quiet.end().await;
         let info = taken?;
-        thawed?;
+        ended?;
         Ok(info)
     }
 

@@ -21,11 +21,11 @@ use tokio_util::sync::CancellationToken;
 use super::Inner;
 use super::container;
 use super::image::Prepared;
-use super::lifecycle::{now, token};
+use super::lifecycle::token;
 use super::record::{Ready, Record, digest, is_at_work, maker};
 use crate::guest_client::GuestClient;
 use crate::{
-    ErrorKind, Labels, Lifetime, Limits, NetworkMode, NetworkSpec, Result, SandboxError, SandboxSpec,
+    ErrorKind, Labels, Lifetime, Limits, NetworkMode, NetworkSpec, Result, SandboxError, SandboxSpec, now,
 };
 
 /// Carried by what waits for its sandbox; `list` shows those only to who asks for this label.

@@ -61,7 +61,10 @@ impl GuestClient {
             ));
         }
         let mut answers = self.send(Op::Exec(op), &[]).await?;
-        match answers.next().await.map_err(of_exec)? {
+        let mut unstarted = DropUnstarted { client: self, exec: answers.seq, armed: true };
+        let first = answers.next().await;
+        unstarted.armed = false;
+        match first.map_err(of_exec)? {
             (Answer::Started { .. }, _) => {}
             (other, _) => return Err(unexpected(&other)),
         }
@@ -81,6 +84,21 @@ impl GuestClient {
                 Ok(calls.into_iter().filter_map(|c| CallId::new(c).ok()).collect())
             }
             (other, _) => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// A command that nobody waits for any more before it is said to have started.
+struct DropUnstarted<'a> {
+    client: &'a GuestClient,
+    exec: u32,
+    armed: bool,
+}
+
+impl Drop for DropUnstarted<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.client.tell_later(Op::Drop { exec: self.exec });
         }
     }
 }

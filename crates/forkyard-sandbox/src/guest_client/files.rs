@@ -101,12 +101,16 @@ impl GuestClient {
 
     async fn upload(&self, begin: Op, path: &str, data: &mut (dyn AsyncRead + Send + Unpin)) -> Result<u64> {
         let mut begun = self.send(begin, &[]).await?;
-        match begun.next().await? {
-            (Answer::Done, _) => {}
-            (other, _) => return Err(unexpected(&other)),
-        }
         let write = begun.seq;
         let mut guard = AbortOnDrop { client: self, write, armed: true };
+        match begun.next().await {
+            Ok((Answer::Done, _)) => {}
+            Ok((other, _)) => return Err(unexpected(&other)),
+            Err(e) => {
+                guard.armed = false;
+                return Err(e);
+            }
+        }
         let (mut buffer, mut total) = (vec![0; PART], 0);
         loop {
             let n = data
@@ -279,10 +283,7 @@ struct AbortOnDrop<'a> {
 impl Drop for AbortOnDrop<'_> {
     fn drop(&mut self) {
         if self.armed {
-            let (client, write) = (self.client.clone(), self.write);
-            tokio::spawn(async move {
-                let _ = client.tell(Op::Abort { write }, &[]).await;
-            });
+            self.client.tell_later(Op::Abort { write: self.write });
         }
     }
 }

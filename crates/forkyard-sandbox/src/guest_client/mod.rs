@@ -1,7 +1,11 @@
 //! The host's side of the guest's protocol, over any byte stream. Every provider's `Sandbox` stands on it.
 
 mod exec;
+mod figures;
 mod files;
+mod quiet;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,6 +19,9 @@ use forkyard_guest::protocol::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
+
+pub(crate) use figures::{Meter, health, network};
+pub(crate) use quiet::{QUIET_WITHIN, Quieted};
 
 use crate::{ErrorKind, Result, SandboxError};
 
@@ -131,6 +138,16 @@ impl GuestClient {
         Ok(answers)
     }
 
+    /// Sends what has no answer, from where nothing can wait. A client without a runtime is at its end, and the guest sees that.
+    fn tell_later(&self, op: Op) {
+        let client = self.clone();
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                let _ = client.tell(op, &[]).await;
+            });
+        }
+    }
+
     /// Sends what has no answer.
     async fn tell(&self, op: Op, body: &[u8]) -> Result<()> {
         let seq = self.shared.next.fetch_add(1, Ordering::Relaxed);
@@ -145,16 +162,6 @@ impl GuestClient {
     async fn ask_done(&self, op: Op, body: &[u8]) -> Result<()> {
         match self.ask(op, body).await? {
             (Answer::Done, _) => Ok(()),
-            (other, _) => Err(unexpected(&other)),
-        }
-    }
-
-    /// Memory, CPU time in microseconds, processes and (where it can see it) disk.
-    pub async fn stats(&self) -> Result<(u64, u64, u32, Option<u64>)> {
-        match self.ask(Op::Stats, &[]).await? {
-            (Answer::Stats { memory_bytes, cpu_us, processes, disk_bytes }, _) => {
-                Ok((memory_bytes, cpu_us, processes, disk_bytes))
-            }
             (other, _) => Err(unexpected(&other)),
         }
     }

@@ -21,7 +21,7 @@ use crate::guest_client::GuestClient;
 use crate::traits::Tie;
 use crate::{
     Achieved, EgressHandle, ErrorKind, LimitMeans, Limits, PROXY_ADDRESS, Result, Root, Sandbox,
-    SandboxError, SandboxSpec, SandboxStatus,
+    SandboxError, SandboxSpec, SandboxStatus, born, now,
 };
 
 /// Bounds of what makes sense; beyond them a number is a mistake.
@@ -203,8 +203,8 @@ impl Inner {
             labels: spec.labels.clone(),
             limits: spec.limits,
             achieved: achieved(spec, Enforced::default(), disk),
-            created_at: state::now(),
-            deadline: state::now() + spec.lifetime.0,
+            created_at: now(),
+            deadline: now() + spec.lifetime.0,
             spec: SandboxSpec { volumes, ..without_secrets(spec) },
             pid: 0,
             born: 0,
@@ -251,7 +251,7 @@ impl Inner {
             return self.attach_as(meta, attempt, None, Tie::Owner).await;
         }
         fence(&meta, attempt)?;
-        if meta.deadline <= state::now() {
+        if meta.deadline <= now() {
             let message = format!("sandbox {id} has passed its deadline");
             return Err(
                 SandboxError::new(ErrorKind::NotFound, message).hint("make a new one from a snapshot")
@@ -377,7 +377,7 @@ impl Inner {
             hostname: "sandbox".into(),
             id: meta.image.user.as_ref().map_or(USER_ID, |user| user.id),
             env: self.env(&meta, spec),
-            deadline_ms: meta.deadline.since(state::now()).0,
+            deadline_ms: meta.deadline.since(now()).0,
             attempt: meta.attempt.0,
             processes: meta.limits.processes,
             group: born_in.is_some(),
@@ -406,7 +406,7 @@ impl Inner {
             }
         };
         meta.pid = cloned.pid;
-        meta.born = link::born(cloned.pid).unwrap_or(0);
+        meta.born = u32::try_from(cloned.pid).ok().and_then(born).unwrap_or(0);
         meta.skeleton.clone_from(&self.skeleton);
         meta.binds = if meta.host_trees { zygote.binds.clone() } else { Vec::new() };
         meta.achieved = achieved(spec, enforced, meta.disk);

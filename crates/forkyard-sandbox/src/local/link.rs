@@ -17,13 +17,11 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::fd;
 use super::state::Meta;
 use super::zygote::unavailable;
-use crate::guest_client::{Quiet, from_fault};
-use crate::{ErrorKind, Result, SandboxError};
+use crate::guest_client::{QUIET_WITHIN, Quiet, from_fault};
+use crate::{ErrorKind, Result, SandboxError, born};
 
 /// A guest answers at once or is not there.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Until what is being written is written.
-const QUIET_WITHIN: Duration = Duration::from_secs(120);
 /// Until the kernel has ended every process of a sandbox.
 const END_WITHIN: Duration = Duration::from_secs(30);
 
@@ -51,17 +49,8 @@ pub fn connect(id: &SandboxId, dir: &Path) -> Result<UnixStream> {
     UnixStream::connect(&path.path).map_err(|_| ended(id))
 }
 
-/// Clock ticks from boot to the birth of a process.
-pub fn born(pid: i32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, after) = stat.rsplit_once(") ")?;
-    let fields: Vec<&str> = after.split_ascii_whitespace().collect();
-    (fields.first() != Some(&"Z")).then_some(())?;
-    fields.get(19)?.parse().ok()
-}
-
 pub fn is_alive(meta: &Meta) -> bool {
-    meta.pid > 0 && born(meta.pid) == Some(meta.born)
+    u32::try_from(meta.pid).ok().filter(|pid| *pid > 0).and_then(born) == Some(meta.born)
 }
 
 /// A handle on the sandbox's pid 1 that can't come to mean another process. None if it is gone.

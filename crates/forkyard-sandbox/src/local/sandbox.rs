@@ -1,7 +1,6 @@
 //! A connection to one live local sandbox.
 
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -10,7 +9,7 @@ use tokio::io::AsyncRead;
 
 use super::state::Meta;
 use super::{Inner, cgroup, create, info, link};
-use crate::guest_client::GuestClient;
+use crate::guest_client::{GuestClient, Meter, health, network};
 use crate::{
     EgressHandle, ErrorKind, Exec, ExecRequest, FileInfo, GitExport, GlobRequest, GrepRequest, GrepResult,
     Health, Labels, Result, Sandbox, SandboxError, SandboxInfo, SnapshotInfo, Stats, WorkDiff,
@@ -22,8 +21,7 @@ pub struct LocalSandbox {
     attempt: Attempt,
     client: tokio::sync::RwLock<GuestClient>,
     egress: Option<Box<dyn EgressHandle>>,
-    /// CPU time and when it was asked for, for the next question.
-    last_cpu: Mutex<Option<(Instant, u64)>>,
+    meter: Meter,
 }
 
 impl LocalSandbox {
@@ -39,7 +37,7 @@ impl LocalSandbox {
             attempt: meta.attempt,
             client: tokio::sync::RwLock::new(client),
             egress,
-            last_cpu: Mutex::default(),
+            meter: Meter::default(),
         })
     }
 
@@ -148,40 +146,14 @@ impl Sandbox for LocalSandbox {
     }
 
     async fn stats(&self) -> Result<Stats> {
-        let (memory, cpu_us, processes, disk) = self.explain(self.guest().await?.stats().await)?;
-        let (kernel_memory, kernel_cpu) = cgroup::usage(&self.meta()?.cgroups);
-        let cpu_us = kernel_cpu.unwrap_or(cpu_us);
-        let now = Instant::now();
-        let before = self.last_cpu.lock().unwrap_or_else(|p| p.into_inner()).replace((now, cpu_us));
-        let cpu_percent = before.map_or(0.0, |(then, us)| {
-            let elapsed = (now - then).as_micros().max(1) as f64;
-            cpu_us.saturating_sub(us) as f64 / elapsed * 100.0
-        });
-        let network = match (&self.egress, &self.inner.egress) {
-            (Some(own), _) => own.counters(),
-            // Whoever only looks is told what the owner's proxy counts, if that is of this process.
-            (None, Some(factory)) => factory.counters(&self.id).unwrap_or_default(),
-            (None, None) => Default::default(),
-        };
-        Ok(Stats {
-            memory_bytes: kernel_memory.unwrap_or(memory),
-            cpu_percent,
-            disk_bytes: disk.unwrap_or(0),
-            network_rx_bytes: network.rx_bytes,
-            network_tx_bytes: network.tx_bytes,
-            processes,
-        })
+        let figures = self.explain(self.guest().await?.figures().await)?;
+        let figures = figures.or_kernel(cgroup::usage(&self.meta()?.cgroups));
+        let network = network(self.egress.as_deref(), self.inner.egress.as_deref(), &self.id);
+        Ok(self.meter.stats(figures, network))
     }
 
     async fn health(&self) -> Result<Health> {
-        let sick = |detail: String| Health { healthy: false, detail };
-        let asked = async { self.explain(self.guest().await?.calls().await) };
-        Ok(match tokio::time::timeout(std::time::Duration::from_secs(5), asked).await {
-            Ok(Ok(_)) => Health { healthy: true, detail: "the guest answers".into() },
-            Ok(Err(e)) if e.kind == ErrorKind::Stale => return Err(e),
-            Ok(Err(e)) => sick(e.to_string()),
-            Err(_) => sick("the guest does not answer".into()),
-        })
+        health(self.calls()).await
     }
 
     async fn snapshot(&self, id: &SnapshotId, labels: &Labels) -> Result<SnapshotInfo> {

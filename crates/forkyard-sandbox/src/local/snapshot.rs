@@ -16,7 +16,9 @@ use super::link::Line;
 use super::sandbox::LocalSandbox;
 use super::state::{self, Lock, Meta, Sealing, SnapshotMeta};
 use super::zygote::unavailable;
-use crate::{ErrorKind, Labels, ProviderKind, Result, Sandbox, SandboxError, SnapshotInfo, SnapshotMode};
+use crate::{
+    ErrorKind, Labels, ProviderKind, Result, Sandbox, SandboxError, SnapshotInfo, SnapshotMode, now,
+};
 
 /// Lookups of missing names cost by depth; beyond this many layers the topmost are merged into one.
 const MAX_DEPTH: usize = 16;
@@ -113,7 +115,7 @@ impl Inner {
             }
             if !quiet.busy
                 && !meta.disk
-                && let Ok(layers) = self.seal(&mut meta, &line, &lock).await
+                && let Some(layers) = self.seal(&mut meta, &line, &lock).await?
             {
                 return Ok((layers, SnapshotMode::Sealed));
             }
@@ -131,7 +133,7 @@ impl Inner {
             provider: ProviderKind::Local,
             mode,
             labels,
-            created_at: state::now(),
+            created_at: now(),
             bytes: None,
         };
         self.keep_snapshot(info, layers, Base::of(&meta))
@@ -163,25 +165,60 @@ impl Inner {
         Ok(name)
     }
 
+    /// A new live layer, and an empty one for what the old becomes: all that is needed before anything moves. What is written down
+    /// then tells whoever finds it to ask the guest how far it came.
+    fn begin_seal(self: &Arc<Self>, meta: &Meta) -> Result<Meta> {
+        let dir = self.state.sandbox(&meta.id);
+        let user = format!("sandbox.{}", meta.id);
+        let mut next = meta.clone();
+        next.tried = meta.tried.max(meta.upper) + 1;
+        next.upper = next.tried;
+        let parts = ["up", "work"].map(|part| dir.join(format!("{part}{}", next.upper)));
+        let mut layer = None;
+        let begun = (|| {
+            for part in &parts {
+                self.state.make_dir(part)?;
+            }
+            let layer = layer.insert(self.new_layer(&user)?).clone();
+            next.lower.insert(0, layer.clone());
+            next.sealing = Some(Sealing { upper: meta.upper, layer, lower: meta.lower.clone() });
+            self.state.save(&next)
+        })();
+        if let Err(e) = begun {
+            // What can't be taken back now, a sweep finds; the first error is the one that counts.
+            let _ = layer.map(|layer| self.drop_layer(&layer, &user));
+            let _ = parts.map(|part| self.discard(&part));
+            return Err(e);
+        }
+        Ok(next)
+    }
+
     /// The live layer of a quiet sandbox becomes a sealed one below a new live one; the sandbox goes on there. Returns the
-    /// layers of the snapshot.
-    async fn seal(self: &Arc<Self>, meta: &mut Meta, line: &Line, lock: &Lock) -> Result<Vec<String>> {
+    /// layers of the snapshot; None if that can't be done and everything is as it was.
+    async fn seal(
+        self: &Arc<Self>,
+        meta: &mut Meta,
+        line: &Line,
+        lock: &Lock,
+    ) -> Result<Option<Vec<String>>> {
         let dir = self.state.sandbox(&meta.id);
         let user = format!("sandbox.{}", meta.id);
         let ask = Op::Descriptors { what: Descriptors::Namespaces };
         let namespaces = line.ask(ask, Vec::new()).await?;
+        let not_sealed = |meta: &Meta, e: SandboxError| {
+            tracing::warn!(sandbox = %meta.id, error = %e, "the layer was not sealed");
+        };
         let before = meta.clone();
-        meta.tried = meta.tried.max(meta.upper) + 1;
-        meta.upper = meta.tried;
-        for part in ["up", "work"] {
-            self.state.make_dir(&dir.join(format!("{part}{}", meta.upper)))?;
-        }
-        let layer = self.new_layer(&user)?;
-        meta.lower.insert(0, layer.clone());
-        let lower = before.lower.clone();
-        meta.sealing = Some(Sealing { upper: before.upper, layer: layer.clone(), lower });
-        // Written down before anything moves: whoever finds it there asks the guest how far it came.
-        self.state.save(meta)?;
+        *meta = match self.begin_seal(meta) {
+            Ok(next) => next,
+            Err(e) => {
+                not_sealed(meta, e);
+                return Ok(None);
+            }
+        };
+        let Some(Sealing { layer, .. }) = meta.sealing.clone() else {
+            return Err(unavailable("a seal that was begun is not written down"));
+        };
         let swap = async {
             let (live, sealed) =
                 (dir.join(format!("up{}", before.upper)), self.state.layer(&layer).join("fs"));
@@ -208,19 +245,23 @@ impl Inner {
         let upper = match swap.await {
             Ok(upper) => upper,
             Err(e) => {
-                tracing::warn!(sandbox = %meta.id, error = %e, "the layer was not sealed");
+                not_sealed(meta, e);
                 self.settle_seal(meta, Some(before.upper))?;
-                return Err(e);
+                return Ok(None);
             }
         };
         line.ask(Op::Thaw, vec![upper]).await?;
         let layers = meta.lower.clone();
-        self.settle_seal(meta, Some(meta.upper))?;
-        Ok(layers)
+        if let Err(e) = self.settle_seal(meta, Some(meta.upper)) {
+            // The sandbox goes on in its new layer; whoever comes next settles the rest.
+            tracing::warn!(sandbox = %meta.id, error = %e, "what a seal left was not removed");
+        }
+        Ok(Some(layers))
     }
 
     /// Ends a seal, one way or the other. `on`: the number of the layer that the sandbox writes to; None if it does not run.
-    fn settle_seal(self: &Arc<Self>, meta: &mut Meta, on: Option<u32>) -> Result<()> {
+    fn settle_seal(self: &Arc<Self>, known: &mut Meta, on: Option<u32>) -> Result<()> {
+        let mut meta = known.clone();
         let Some(sealing) = meta.sealing.take() else { return Ok(()) };
         let (dir, user) = (self.state.sandbox(&meta.id), format!("sandbox.{}", meta.id));
         let part = |name: &str, number: u32| dir.join(format!("{name}{number}"));
@@ -254,7 +295,8 @@ impl Inner {
             self.discard(&part("up", std::mem::replace(&mut meta.upper, sealing.upper)))?;
             unused
         };
-        self.state.save(meta)?;
+        self.state.save(&meta)?;
+        *known = meta;
         for layer in &unused {
             self.drop_layer(layer, &user)?;
         }
@@ -410,7 +452,7 @@ impl Inner {
             provider: ProviderKind::Local,
             mode: header.mode,
             labels: Labels::new(),
-            created_at: state::now(),
+            created_at: now(),
             bytes: None,
         };
         let base = Base { host_trees: header.host_trees, directory: None, image: header.image };
@@ -444,12 +486,85 @@ fn read_header(file: &mut std::fs::File) -> Result<ArchiveHeader> {
             _ => return Err(refused("it has no header")),
         }
     }
-    let header: ArchiveHeader = serde_json::from_slice(&line).map_err(|e| refused(&e.to_string()))?;
+    let mut header: ArchiveHeader = serde_json::from_slice(&line).map_err(|e| refused(&e.to_string()))?;
     if header.forkyard_snapshot != state::format() {
         return Err(refused("made by another version of Forkyard"));
     }
     if !(1..=MAX_DEPTH + 1).contains(&header.layers) {
         return Err(refused("its number of layers is not possible"));
     }
+    header.image = header.image.checked().map_err(|why| refused(&why))?;
     Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::local::{LocalOptions, LocalProvider};
+    use crate::{ExecRequest, NetworkMode, Provider, Root, SandboxSpec};
+
+    fn offline(root: Root) -> SandboxSpec {
+        let mut spec = SandboxSpec { root, ..SandboxSpec::default() };
+        spec.network.mode = NetworkMode::None;
+        spec
+    }
+
+    async fn sh(sandbox: &Arc<dyn Sandbox>, script: &str) -> String {
+        let (_, out, _) = sandbox.exec(ExecRequest::shell(script)).await.unwrap().output().await.unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_seal_that_can_not_be_written_down_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let provider = LocalProvider::new(dir.path(), LocalOptions::default()).unwrap();
+        let inner = &provider.inner;
+        let (id, child) = (SandboxId::new("parent").unwrap(), SandboxId::new("child").unwrap());
+        let sandbox = provider.create(&id, Attempt(1), &offline(Root::Default)).await.unwrap();
+        sh(&sandbox, "echo kept > file").await;
+        for (name, full, mode) in
+            [("first", true, SnapshotMode::Copied), ("second", false, SnapshotMode::Sealed)]
+        {
+            inner.state.full.store(full, Ordering::Relaxed);
+            let name = SnapshotId::new(name).unwrap();
+            assert_eq!(sandbox.snapshot(&name, &Labels::new()).await.unwrap().mode, mode);
+            let of = provider.create(&child, Attempt(1), &offline(Root::Snapshot(name.clone()))).await;
+            assert_eq!(sh(&of.unwrap(), "cat file").await, "kept\n", "in a child of {name}");
+            provider.destroy(&child).await.unwrap();
+            provider.remove_snapshot(&name).await.unwrap();
+        }
+        assert_eq!(sh(&sandbox, "cat file; echo more > file; cat file").await, "kept\nmore\n");
+        provider.destroy(&id).await.unwrap();
+        provider.settle().await;
+        for folder in ["sandboxes", "layers", "trash"] {
+            assert_eq!(state::names(&dir.path().join(folder)).unwrap(), Vec::<String>::new(), "{folder}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_hostile_archive_says_of_its_commands_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let provider = LocalProvider::new(&dir.path().join("state"), LocalOptions::default()).unwrap();
+        let archive = dir.path().join("archive");
+        for image in [
+            r#"{"env":{"A=B":"c"},"user":null}"#,
+            r#"{"env":{"A":"\u0000"},"user":null}"#,
+            r#"{"env":{},"user":{"id":0,"name":"root","home":"/root"}}"#,
+            r#"{"env":{},"user":{"id":7,"name":"a","home":"../.."}}"#,
+        ] {
+            let format = state::format();
+            let header = format!(
+                r#"{{"forkyard_snapshot":{format},"layers":1,"host_trees":false,"mode":"sealed","image":{image}}}"#
+            );
+            std::fs::write(&archive, header + "\n").unwrap();
+            let name = SnapshotId::new("taken").unwrap();
+            let refused = provider.import_snapshot(&name, &archive).await.unwrap_err();
+            assert_eq!(refused.kind, ErrorKind::Invalid, "{refused}");
+            let why = ["variable", "its user"].iter().any(|why| refused.message.contains(why));
+            assert!(why && refused.hint.is_some(), "{refused}");
+            assert!(provider.snapshots().await.unwrap().is_empty());
+        }
+    }
 }

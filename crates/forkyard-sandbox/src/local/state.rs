@@ -104,6 +104,9 @@ pub struct State {
     /// As root: whom everything belongs to.
     pub owner: Option<u32>,
     tag: String,
+    /// The next sandbox is not written down, as if the disk were full.
+    #[cfg(test)]
+    pub full: std::sync::Arc<std::sync::atomic::AtomicBool>,
 }
 
 pub fn io_error(what: &Path, e: &std::io::Error) -> SandboxError {
@@ -120,7 +123,13 @@ impl State {
         let root = root.canonicalize().map_err(|e| io_error(root, &e))?;
         let hash = <sha2::Sha256 as sha2::Digest>::digest(root.as_os_str().as_bytes());
         let tag = hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
-        let state = State { root, owner, tag };
+        let state = State {
+            root,
+            owner,
+            tag,
+            #[cfg(test)]
+            full: Default::default(),
+        };
         let meta = fs::metadata(&state.root).map_err(|e| io_error(&state.root, &e))?;
         if meta.mode() & 0o7777 != 0o700 {
             fs::set_permissions(&state.root, fs::Permissions::from_mode(0o700))
@@ -209,6 +218,10 @@ impl State {
     }
 
     pub fn save(&self, meta: &Meta) -> Result<()> {
+        #[cfg(test)]
+        if self.full.swap(false, std::sync::atomic::Ordering::Relaxed) {
+            return Err(unavailable("no space left on device"));
+        }
         save(&self.sandbox(&meta.id).join("meta.json"), meta)
     }
 
@@ -359,9 +372,4 @@ pub fn unique() -> u64 {
 
 pub const fn format() -> u32 {
     FORMAT
-}
-
-pub fn now() -> Timestamp {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }

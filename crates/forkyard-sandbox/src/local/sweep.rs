@@ -15,7 +15,7 @@ use forkyard_core::{Millis, SandboxId, SnapshotId};
 use super::image::ImageMeta;
 use super::state::{self, Meta};
 use super::{Inner, cgroup, link};
-use crate::Result;
+use crate::{Result, now};
 
 /// Providers that start within this of the last sweep do not sweep again.
 const EVERY: Duration = Duration::from_secs(60);
@@ -52,7 +52,7 @@ impl User {
 
 /// It can't be attached to or started any more.
 fn is_over(meta: &Meta) -> bool {
-    let now = state::now();
+    let now = now();
     meta.deadline <= now && (!link::is_alive(meta) || now.since(meta.deadline) > GRACE)
 }
 

@@ -34,6 +34,8 @@ const LIMITS: UnpackLimits = UnpackLimits { bytes: 64 << 30, entries: 10_000_000
 /// Sandboxes' own layers come on top, and lookups cost by depth: more than this become one.
 const MAX_DEPTH: usize = 8;
 const MAX_VARIABLES: usize = 256;
+/// Of a name and its value.
+const MAX_VARIABLE_BYTES: usize = 32 << 10;
 
 /// An image that is unpacked.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -60,6 +62,30 @@ pub struct ImageUser {
     pub id: u32,
     pub name: String,
     pub home: String,
+}
+
+fn is_variable(name: &str, value: &str) -> bool {
+    !name.is_empty()
+        && !name.contains(['=', '\0'])
+        && !value.contains('\0')
+        && name.len() + value.len() < MAX_VARIABLE_BYTES
+}
+
+impl ImageConfig {
+    /// Whoever made the image or the archive wrote all of it: only what can be the environment and the user of a command passes.
+    pub fn checked(self) -> std::result::Result<ImageConfig, String> {
+        if self.env.len() > MAX_VARIABLES {
+            return Err(format!("it has more than {MAX_VARIABLES} variables"));
+        }
+        if let Some((name, _)) = self.env.iter().find(|(name, value)| !is_variable(name, value)) {
+            let shown: String = name.chars().take(100).collect();
+            return Err(format!("{shown:?} is not a variable that a command can have"));
+        }
+        if let Some(user) = &self.user {
+            user.check()?;
+        }
+        Ok(self)
+    }
 }
 
 fn refused(why: String) -> SandboxError {
@@ -136,23 +162,22 @@ impl Inner {
             "" => Ok(None),
             named => user::resolve(named, &self.passwd(&layers)),
         });
-        if inside.is_err() {
+        let checked = inside.and_then(|inside| {
+            let env = config.env.unwrap_or_default();
+            let pair = |text: &String| {
+                text.split_once('=').map(|(name, value)| (name.to_string(), value.to_string()))
+            };
+            let usable = |(name, value): &(String, String)| is_variable(name, value);
+            // Builders write what they like: variables that nothing can use are left out.
+            let env = env.iter().filter_map(pair).filter(usable).take(MAX_VARIABLES).collect();
+            ImageConfig { env, user: inside }.checked().map_err(refused)
+        });
+        if checked.is_err() {
             for layer in &layers {
                 self.drop_layer(layer, &user)?;
             }
         }
-        let inside = inside?;
-        let env = config.env.unwrap_or_default();
-        let pair =
-            |text: &String| text.split_once('=').map(|(name, value)| (name.to_string(), value.to_string()));
-        let usable = |(name, value): &(String, String)| {
-            !name.is_empty()
-                && !name.contains('\0')
-                && !value.contains('\0')
-                && name.len() + value.len() < 32 << 10
-        };
-        let env = env.iter().filter_map(pair).filter(usable).take(MAX_VARIABLES).collect();
-        let config = ImageConfig { env, user: inside };
+        let config = checked?;
         let meta = ImageMeta { format: state::format(), reference: reference.into(), layers, config };
         state::save(&path, &meta)?;
         Ok(meta)

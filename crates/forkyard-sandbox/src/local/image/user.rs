@@ -10,6 +10,8 @@ use crate::Result;
 
 /// Of a list of accounts; more is not one.
 const MAX_PASSWD: u64 = 1 << 20;
+/// Of an account's name or home, in bytes: longer than either gets anywhere.
+const MAX_NAME: usize = 1024;
 /// The kernel's largest id is no id.
 const MAX_ID: u32 = u32::MAX - 1;
 
@@ -32,6 +34,23 @@ impl Inner {
             return String::from_utf8_lossy(&text).into_owned();
         }
         String::new()
+    }
+}
+
+impl ImageUser {
+    /// Root is never one: it is Forkyard's own user then.
+    pub(super) fn check(&self) -> std::result::Result<(), String> {
+        let plain = |text: &str| text.len() <= MAX_NAME && !text.contains(|c: char| c.is_control());
+        if !(1..=MAX_ID).contains(&self.id) {
+            return Err(format!("its user can't have the id {}", self.id));
+        }
+        if self.name.is_empty() || self.name.contains([':', '/']) || !plain(&self.name) {
+            return Err("its user has a name that is not one".into());
+        }
+        if !self.home.starts_with('/') || !plain(&self.home) {
+            return Err("its user has a home that is not an absolute path".into());
+        }
+        Ok(())
     }
 }
 
@@ -83,5 +102,35 @@ mod tests {
         assert_eq!(of("4242").unwrap(), user(4242, "4242", "/home/user"));
         assert!(of("nobody-here").is_err() && of("4294967295").is_err());
         assert_eq!(resolve("root", "").unwrap(), None);
+    }
+
+    #[test]
+    fn a_config_that_no_command_can_have_is_refused() {
+        use super::super::{ImageConfig, MAX_VARIABLES};
+        let user = |id, name: &str, home: &str| ImageUser { id, name: name.into(), home: home.into() };
+        let of = |env: &[(&str, &str)], user: Option<ImageUser>| {
+            let env = env.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+            ImageConfig { env, user }.checked()
+        };
+        assert!(of(&[("A", "b=c\n")], Some(user(1001, "node", "/home/node"))).is_ok());
+        let large = "x".repeat(64 << 10);
+        for (name, value) in [("", "x"), ("A=B", "x"), ("A\0", "x"), ("A", "x\0"), ("A", large.as_str())] {
+            assert!(of(&[(name, value)], None).is_err(), "{name:?}");
+        }
+        let many: Vec<String> = (0..=MAX_VARIABLES).map(|n| format!("V{n}")).collect();
+        let many: Vec<(&str, &str)> = many.iter().map(|name| (name.as_str(), "")).collect();
+        assert!(of(&many, None).is_err() && of(&many[1..], None).is_ok());
+        for bad in [
+            user(0, "root", "/root"),
+            user(u32::MAX, "max", "/home/max"),
+            user(7, "", "/home/user"),
+            user(7, "a\nb", "/home/user"),
+            user(7, "a:b", "/home/user"),
+            user(7, &large, "/home/user"),
+            user(7, "a", "relative"),
+            user(7, "a", "/home/\0"),
+        ] {
+            assert!(of(&[], Some(bad.clone())).is_err(), "{bad:?}");
+        }
     }
 }
