@@ -1,3 +1,8 @@
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
 use super::{World, until};
 
 #[test]
@@ -101,4 +106,85 @@ fn a_shell_wants_a_terminal() {
     let w = World::new();
     let ran = w.run(&["sandbox", "shell", "box1"]);
     assert_eq!((ran.code, ran.stderr.lines().next()), (2, Some("error: a shell needs a terminal")));
+}
+
+#[test]
+fn what_can_not_be_copied_out_leaves_the_file_that_is_there() {
+    let w = World::new();
+    assert_eq!(w.run(&["sandbox", "create", "--network", "none", "--name", "box1"]).code, 0);
+    let script = "echo new > file; head -c 3000000 /dev/zero > large; : > empty";
+    assert_eq!(w.run(&["sandbox", "exec", "box1", "--", "sh", "-c", script]).code, 0);
+    let file = |name: &str| w.repo().join(name);
+    let text = |name: &str| std::fs::read_to_string(file(name)).unwrap();
+    let cp = |from: &str, to: &str| w.run(&["sandbox", "cp", &format!("box1:{from}"), to]);
+    w.write(&file("there"), "old\n");
+    std::fs::set_permissions(file("there"), PermissionsExt::from_mode(0o640)).unwrap();
+    let names = || std::fs::read_dir(w.repo()).unwrap().count();
+    let before = names();
+    assert_ne!(cp("nowhere", "there").code, 0);
+    assert_ne!(cp("nowhere", "not-there").code, 0);
+    assert_eq!((text("there").as_str(), names()), ("old\n", before));
+
+    assert_eq!(cp("file", "there").code, 0);
+    let mode = |name: &str| file(name).metadata().unwrap().mode() & 0o777;
+    assert_eq!((text("there").as_str(), mode("there")), ("new\n", 0o640));
+    w.write(&file("usual"), "");
+    assert_eq!(cp("large", "new").code, 0);
+    assert_eq!((file("new").metadata().unwrap().len(), mode("new")), (3_000_000, mode("usual")));
+    assert_eq!(cp("empty", "new").code, 0);
+    assert_eq!(text("new"), "");
+    // A link leads to the file that is meant; what is no file stays what it is.
+    std::os::unix::fs::symlink("there", file("link")).unwrap();
+    std::fs::hard_link(file("usual"), file("other")).unwrap();
+    assert_eq!((cp("empty", "link").code, cp("file", "usual").code), (0, 0));
+    assert!(file("link").is_symlink());
+    assert_eq!((text("there").as_str(), text("other").as_str()), ("", "new\n"));
+    assert!(cp("file", "/dev/stdout").stdout.starts_with("new\n"));
+    assert_eq!(cp("file", "/dev/null").code, 0);
+    assert!(!std::fs::metadata("/dev/null").unwrap().is_file());
+    assert_eq!(names(), before + 4);
+    assert_eq!(w.run(&["sandbox", "rm", "box1"]).code, 0);
+}
+
+#[test]
+fn stats_say_what_is_used_of_the_processor() {
+    let w = World::new();
+    assert_eq!(w.run(&["sandbox", "create", "--network", "none", "--name", "box1"]).code, 0);
+    let busy = "while :; do :; done >/dev/null 2>&1 & echo started";
+    assert_eq!(w.run(&["sandbox", "exec", "box1", "--", "sh", "-c", busy]).code, 0);
+    let json = w.json(&["--json", "sandbox", "stats", "box1"]);
+    assert!(json["stats"]["cpu_percent"].as_f64().unwrap() > 5.0, "{json}");
+    let shown = w.run(&["sandbox", "stats", "box1"]).stdout;
+    let cpu = shown.lines().find(|line| line.starts_with("cpu")).unwrap();
+    assert!(!cpu.contains(" 0% of"), "{shown}");
+    assert_eq!(w.run(&["sandbox", "rm", "box1"]).code, 0);
+}
+
+#[test]
+fn an_interrupt_reaches_a_command_whose_output_nobody_takes() {
+    let w = World::new();
+    assert_eq!(w.run(&["sandbox", "create", "--network", "none", "--name", "box1"]).code, 0);
+    let flood = "trap 'exit 42' INT; while :; do echo flood; done";
+    let mut child = w
+        .program(&["sandbox", "exec", "box1", "--", "sh", "-c", flood])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = child.stdout.take().unwrap();
+    out.read_exact(&mut [0; 6]).unwrap();
+    // From now on the pipe fills, and the program waits in its write.
+    let wait = format!("/proc/{}/wchan", child.id());
+    let asleep = |text: String| text.contains("pipe");
+    let begun = Instant::now();
+    while !std::fs::read_to_string(&wait).is_ok_and(asleep) && begun.elapsed() < Duration::from_secs(2) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let reader = std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
+    until("the command ends", || child.try_wait().unwrap().is_some());
+    assert_eq!(child.wait().unwrap().code(), Some(42));
+    drop(reader.join());
+    assert_eq!(w.run(&["sandbox", "rm", "box1"]).code, 0);
 }

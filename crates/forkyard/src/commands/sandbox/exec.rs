@@ -5,6 +5,7 @@ use clap::Args;
 use forkyard_core::{Millis, SandboxId};
 use forkyard_sandbox::{ExecEvent, ExecRequest, ExecResult, Sandbox, Signal};
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::attach;
 use crate::commands::cleanup::duration;
@@ -51,13 +52,15 @@ pub async fn run_inside(
 ) -> Result<ExecResult> {
     let request = ExecRequest { cwd, timeout, ..ExecRequest::new(command.iter().cloned()) };
     let mut exec = sandbox.exec(request).await?;
+    // One for all of it: it remembers a ctrl-C that comes while somebody does not take the output.
+    let mut interrupted = signal(SignalKind::interrupt())?;
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     loop {
         let event = tokio::select! {
             event = exec.events.recv() => event,
-            signal = tokio::signal::ctrl_c() => {
-                signal?;
-                exec.control.signal(Signal::Int).await?;
+            _ = interrupted.recv() => {
+                // A command that has ended meanwhile takes none: its events say how it ended.
+                let _ = exec.control.signal(Signal::Int).await;
                 continue;
             }
         };

@@ -1,9 +1,11 @@
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use forkyard_core::SandboxId;
 use forkyard_sandbox::{FileKind, Sandbox};
 use serde_json::json;
+use tempfile::NamedTempFile;
 use tokio::io::AsyncWriteExt;
 
 use super::{attach, said};
@@ -56,7 +58,7 @@ impl CpArgs {
                         "pack a folder with tar, copy that, and unpack it with `forkyard sandbox exec`",
                     ));
                 }
-                let mode = std::os::unix::fs::PermissionsExt::mode(&meta.permissions()) & 0o777;
+                let mode = meta.permissions().mode() & 0o777;
                 let path = into_folder(&*sandbox, &path, &from).await?;
                 place.record("sandbox.write_file", id.as_str(), json!({ "path": path })).await?;
                 let bytes = sandbox.write_file_from(&path, &mut file, Some(mode)).await?;
@@ -68,20 +70,12 @@ impl CpArgs {
                     Some(name) if to.is_dir() => to.join(name),
                     Some(_) | None => to,
                 };
-                let mut file = tokio::fs::File::create(&to)
-                    .await
-                    .map_err(|e| CliError::failure(format!("{}: {e}", to.display())))?;
-                let mut offset = 0;
-                loop {
-                    let piece = sandbox.read_file(&path, offset, PIECE).await?;
-                    if piece.is_empty() {
-                        break;
-                    }
-                    offset += piece.len() as u64;
-                    file.write_all(&piece).await?;
-                }
-                file.flush().await?;
-                said(out, "cp", &id, &format!("{offset} bytes to {}", to.display()))
+                let bytes = tokio::select! {
+                    copied = copy_out(&*sandbox, &path, &to) => copied?,
+                    // Returns, so that nothing half written stays.
+                    _ = tokio::signal::ctrl_c() => return Ok(Exit::Interrupted),
+                };
+                said(out, "cp", &id, &format!("{bytes} bytes to {}", to.display()))
             }
             (End::Host(_), End::Host(_)) | (End::Inside(..), End::Inside(..)) => {
                 Err(CliError::usage("one of the two has to be inside a sandbox")
@@ -89,6 +83,81 @@ impl CpArgs {
             }
         }
     }
+}
+
+/// `to` is as it was until all of the file is there, or at least known to be.
+async fn copy_out(sandbox: &dyn Sandbox, path: &str, to: &Path) -> Result<u64> {
+    let named = |e: std::io::Error| CliError::failure(format!("{}: {e}", to.display()));
+    let mut piece = sandbox.read_file(path, 0, PIECE).await?;
+    let target = Target::open(to).map_err(named)?;
+    let mut file = tokio::fs::File::from_std(target.file().map_err(named)?);
+    let mut offset = 0;
+    while !piece.is_empty() {
+        file.write_all(&piece).await.map_err(named)?;
+        offset += piece.len() as u64;
+        piece = sandbox.read_file(path, offset, PIECE).await?;
+    }
+    file.flush().await.map_err(named)?;
+    target.finish().map_err(named)?;
+    Ok(offset)
+}
+
+/// A file of the host that is being written.
+enum Target {
+    /// Takes the place of the file when it is whole.
+    Beside(NamedTempFile, PathBuf),
+    InPlace(std::fs::File),
+}
+
+impl Target {
+    fn open(to: &Path) -> std::io::Result<Target> {
+        // Behind a link lies the file that is meant.
+        let real = to.canonicalize().unwrap_or_else(|_| to.to_path_buf());
+        let mode = match real.metadata() {
+            Ok(meta) if is_replaceable(&meta) => Some(meta.permissions()),
+            Ok(_) => return Target::in_place(&real),
+            Err(_) if to.is_symlink() => return Target::in_place(to),
+            Err(_) => None,
+        };
+        let parent = real.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // As for any new file: the process's mask is taken off.
+        let open = std::fs::Permissions::from_mode(0o666);
+        let beside = tempfile::Builder::new().prefix(".forkyard.").permissions(open).tempfile_in(parent);
+        match (beside, mode) {
+            (Ok(file), mode) => {
+                if let Some(mode) = mode {
+                    file.as_file().set_permissions(mode)?;
+                }
+                Ok(Target::Beside(file, real))
+            }
+            // The file may be written to all the same, though its folder may not.
+            (Err(_), Some(_)) => Target::in_place(&real),
+            (Err(e), None) => Err(e),
+        }
+    }
+
+    fn in_place(path: &Path) -> std::io::Result<Target> {
+        std::fs::File::create(path).map(Target::InPlace)
+    }
+
+    fn file(&self) -> std::io::Result<std::fs::File> {
+        match self {
+            Target::Beside(file, _) => file.as_file().try_clone(),
+            Target::InPlace(file) => file.try_clone(),
+        }
+    }
+
+    fn finish(self) -> std::io::Result<()> {
+        match self {
+            Target::Beside(file, path) => file.persist(path).map(drop).map_err(|e| e.error),
+            Target::InPlace(_) => Ok(()),
+        }
+    }
+}
+
+/// Devices, pipes, files of others and those with more names than one stay what they are.
+fn is_replaceable(meta: &std::fs::Metadata) -> bool {
+    meta.is_file() && meta.nlink() == 1 && meta.uid() == rustix::process::geteuid().as_raw()
 }
 
 /// A folder inside gets the file under its own name.

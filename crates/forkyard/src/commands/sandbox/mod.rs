@@ -77,7 +77,6 @@ pub struct OneArgs {
 
 impl SandboxArgs {
     pub fn run(&self, global: &Global, out: &mut Output<'_>) -> Result<Exit> {
-        let one = |args: &OneArgs, out: &mut Output<'_>, word: &str| steer(global, args, word, out);
         match &self.command {
             SandboxCommand::Run(a) => {
                 let mut flags = global.flags()?;
@@ -101,28 +100,51 @@ impl SandboxArgs {
             SandboxCommand::Snapshots(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Fork(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Rm(a) => with_place(global, async |place| a.run(place, out).await),
-            SandboxCommand::Start(a) => one(a, out, "start"),
-            SandboxCommand::Stop(a) => one(a, out, "stop"),
-            SandboxCommand::Pause(a) => one(a, out, "pause"),
-            SandboxCommand::Resume(a) => one(a, out, "resume"),
+            SandboxCommand::Start(a) => steer(global, a, Steer::Start, out),
+            SandboxCommand::Stop(a) => steer(global, a, Steer::Stop, out),
+            SandboxCommand::Pause(a) => steer(global, a, Steer::Pause, out),
+            SandboxCommand::Resume(a) => steer(global, a, Steer::Resume, out),
         }
     }
 }
 
-fn steer(global: &Global, args: &OneArgs, word: &str, out: &mut Output<'_>) -> Result<Exit> {
+/// What a word alone does to a sandbox.
+#[derive(Debug, Clone, Copy)]
+enum Steer {
+    Start,
+    Stop,
+    Pause,
+    Resume,
+}
+
+impl Steer {
+    fn word(self) -> &'static str {
+        match self {
+            Steer::Start => "start",
+            Steer::Stop => "stop",
+            Steer::Pause => "pause",
+            Steer::Resume => "resume",
+        }
+    }
+}
+
+fn steer(global: &Global, args: &OneArgs, what: Steer, out: &mut Output<'_>) -> Result<Exit> {
     with_place(global, async |place| {
         let id = &args.sandbox;
         let (provider, info) = find(place, id).await?;
+        let word = what.word();
         let action = format!("sandbox.{word}");
-        match word {
-            "stop" => place.record_removal(&action, id.as_str(), Value::Null).await,
-            _ => place.record(&action, id.as_str(), Value::Null).await?,
+        match what {
+            Steer::Stop => place.record_removal(&action, id.as_str(), Value::Null).await,
+            Steer::Start | Steer::Pause | Steer::Resume => {
+                place.record(&action, id.as_str(), Value::Null).await?;
+            }
         }
-        match word {
-            "start" => drop(provider.start(id, info.attempt).await?),
-            "stop" => provider.stop(id).await?,
-            "pause" => provider.attach(id, info.attempt).await?.pause().await?,
-            _ => provider.attach(id, info.attempt).await?.resume().await?,
+        match what {
+            Steer::Start => drop(provider.start(id, info.attempt).await?),
+            Steer::Stop => provider.stop(id).await?,
+            Steer::Pause => provider.attach(id, info.attempt).await?.pause().await?,
+            Steer::Resume => provider.attach(id, info.attempt).await?.resume().await?,
         }
         said(out, word, id, &format!("{id}: {word} done."))
     })

@@ -72,8 +72,9 @@ impl ShellArgs {
                     Some(Err(e)) => break Err(e.into()),
                     None => break Err(CliError::failure("the sandbox went away")),
                 },
-                Some(typed) = keys.recv() => exec.control.write_stdin(typed).await?,
-                _ = resized.recv() => exec.control.resize(size()).await?,
+                // A shell that has ended meanwhile takes neither: its events say how it ended.
+                Some(typed) = keys.recv() => drop(exec.control.write_stdin(typed).await),
+                _ = resized.recv() => drop(exec.control.resize(size()).await),
             }
         };
         drop(raw);

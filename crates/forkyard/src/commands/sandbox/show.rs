@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use clap::Args;
 use forkyard_core::SandboxId;
 use forkyard_sandbox::SandboxStatus;
@@ -58,6 +60,9 @@ impl ListArgs {
     }
 }
 
+/// Where the kernel counts in ticks of a hundredth of a second, they are a few percent of this.
+const CPU_OVER: Duration = Duration::from_millis(300);
+
 #[derive(Debug, Clone, Args)]
 pub struct StatsArgs {
     /// The sandbox.
@@ -68,6 +73,9 @@ pub struct StatsArgs {
 impl StatsArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         let sandbox = attach(place, &self.sandbox).await?;
+        // What was used of the processor is told from one question to the next.
+        sandbox.stats().await?;
+        tokio::time::sleep(CPU_OVER).await;
         let stats = sandbox.stats().await?;
         let info = sandbox.info().await?;
         if out.json {
