@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use forkyard_sandbox::owner::{self, is_orphan};
 use forkyard_sandbox::{
-    ErrorKind, Labels, Provider, Result, Root, Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo,
+    ErrorKind, Labels, Lifetime, NetworkSpec, Provider, Result, Root, Sandbox, SandboxError, SandboxInfo,
+    SandboxSpec, SnapshotInfo,
 };
 
 /// What its users handle, so that they need to know of this crate alone.
@@ -19,6 +21,8 @@ pub mod types {
 }
 
 use types::ProviderKind;
+
+const ELSEWHERE: &str = "use the provider local or docker";
 
 #[derive(Clone)]
 pub struct Sandboxes {
@@ -43,8 +47,13 @@ impl Sandboxes {
 
     pub fn provider(&self, kind: ProviderKind) -> Result<&Arc<dyn Provider>> {
         self.providers.get(&kind).ok_or_else(|| {
-            SandboxError::new(ErrorKind::Unsupported, format!("there is no {kind:?} provider here"))
-                .hint("see `forkyard doctor`")
+            let (message, hint) = match kind {
+                ProviderKind::Local => ("there are no local sandboxes here", "see `forkyard doctor`"),
+                ProviderKind::Docker => ("there is no Docker here", "see `forkyard doctor`"),
+                ProviderKind::E2b => ("sandboxes of E2B are not part of this version", ELSEWHERE),
+                ProviderKind::Daytona => ("sandboxes of Daytona are not part of this version", ELSEWHERE),
+            };
+            SandboxError::new(ErrorKind::Unsupported, message).hint(hint)
         })
     }
 
@@ -62,7 +71,7 @@ impl Sandboxes {
     pub async fn list(&self) -> Result<Vec<SandboxInfo>> {
         let mut all = Vec::new();
         for provider in self.providers.values() {
-            all.extend(provider.list(&Labels::new()).await?);
+            all.extend(live(provider).await?);
         }
         all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
         Ok(all)
@@ -81,7 +90,7 @@ impl Sandboxes {
     /// Whoever has it.
     pub async fn find(&self, id: &SandboxId) -> Result<(Arc<dyn Provider>, SandboxInfo)> {
         for provider in self.providers.values() {
-            if let Some(info) = provider.list(&Labels::new()).await?.into_iter().find(|s| s.id == *id) {
+            if let Some(info) = live(provider).await?.into_iter().find(|s| s.id == *id) {
                 return Ok((provider.clone(), info));
             }
         }
@@ -98,6 +107,12 @@ impl Sandboxes {
         provider.attach_beside(id, info.attempt).await
     }
 
+    /// A connection for figures and files, on which nothing inside comes to depend.
+    pub async fn observe(&self, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
+        let (provider, info) = self.find(id).await?;
+        provider.observe(id, info.attempt).await
+    }
+
     pub async fn create(
         &self,
         kind: ProviderKind,
@@ -107,19 +122,29 @@ impl Sandboxes {
         self.provider(kind)?.create(id, Attempt(1), spec).await
     }
 
-    /// Copy-on-write children with the limits of their parent, which goes on as it is. `spec` says the rest; `snapshot` is
-    /// a name that nobody has.
+    /// Copy-on-write children of a sandbox, which goes on as it is: like it in all but their lifetime. `snapshot` and
+    /// `children` are names that nobody has; the answer has the children's own.
     pub async fn fork(
         &self,
         parent: &SandboxId,
         snapshot: &SnapshotId,
         children: &[SandboxId],
-        mut spec: SandboxSpec,
-    ) -> Result<()> {
+        lifetime: Lifetime,
+    ) -> Result<Vec<SandboxId>> {
         let (provider, info) = self.find(parent).await?;
-        provider.attach_beside(parent, info.attempt).await?.snapshot(snapshot, &Labels::new()).await?;
-        spec.limits = info.limits;
-        spec.root = Root::Snapshot(snapshot.clone());
+        let Some(spec) = provider.spec(parent).await? else {
+            return provider.make_children(parent, children.len(), lifetime).await;
+        };
+        let spec = SandboxSpec {
+            root: Root::Snapshot(snapshot.clone()),
+            limits: info.limits,
+            // Forkyard's own name is for the agent of a run, which a child has none of.
+            network: NetworkSpec { internal: false, ..spec.network },
+            labels: spec.labels.into_iter().filter(|(key, _)| !is_own(key)).collect(),
+            lifetime,
+            ..spec
+        };
+        provider.observe(parent, info.attempt).await?.snapshot(snapshot, &Labels::new()).await?;
         let mut made = Ok(());
         for child in children {
             made = provider.create(child, Attempt(1), &spec).await.map(drop);
@@ -129,6 +154,23 @@ impl Sandboxes {
         }
         // Children keep what they use of it.
         let removed = provider.remove_snapshot(snapshot).await;
-        made.and(removed)
+        made.and(removed).map(|()| children.to_vec())
     }
+}
+
+/// Labels by which Forkyard itself knows whose a sandbox is: nobody inherits them, and nobody else gives them.
+pub fn is_own(label: &str) -> bool {
+    ["run", "fork", "attempt", "role", owner::OWNER].contains(&label)
+}
+
+/// What a provider has. What a process left that was to take it along, goes.
+async fn live(provider: &Arc<dyn Provider>) -> Result<Vec<SandboxInfo>> {
+    let (orphans, live) =
+        provider.list(&Labels::new()).await?.into_iter().partition::<Vec<_>, _>(|s| is_orphan(&s.labels));
+    for orphan in orphans {
+        if let Err(e) = provider.destroy(&orphan.id).await {
+            tracing::warn!(sandbox = %orphan.id, error = %e, "what a process left can't be removed");
+        }
+    }
+    Ok(live)
 }

@@ -13,6 +13,7 @@ mod exec;
 pub mod guest_client;
 pub mod here;
 pub mod local;
+pub mod owner;
 mod traits;
 
 use std::time::SystemTime;

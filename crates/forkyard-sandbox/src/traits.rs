@@ -11,7 +11,8 @@ use tokio::io::AsyncRead;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Achieved, Capabilities, Exec, ExecRequest, Labels, Limits, NetworkSpec, ProviderKind, Result, SandboxSpec,
+    Achieved, Capabilities, ErrorKind, Exec, ExecRequest, Labels, Lifetime, Limits, NetworkSpec,
+    ProviderKind, Result, SandboxError, SandboxSpec,
 };
 
 /// In whose place somebody connects to a sandbox.
@@ -58,6 +59,22 @@ pub trait Provider: Send + Sync {
 
     /// Those that carry all the given labels.
     async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>>;
+
+    /// What it was asked to be, without secrets. None where only the provider itself makes children of it, see
+    /// [`Provider::make_children`].
+    async fn spec(&self, _id: &SandboxId) -> Result<Option<SandboxSpec>> {
+        Ok(None)
+    }
+
+    /// For a provider that makes children by itself, under names of its own: as many, like their parent.
+    async fn make_children(
+        &self,
+        _parent: &SandboxId,
+        _count: usize,
+        _lifetime: Lifetime,
+    ) -> Result<Vec<SandboxId>> {
+        Err(SandboxError::new(ErrorKind::Unsupported, "this provider does not make children by itself"))
+    }
 
     /// Ends it and removes everything of it. Ok if it is gone already.
     async fn destroy(&self, id: &SandboxId) -> Result<()>;

@@ -13,7 +13,11 @@ pub fn markdown() -> String {
     );
     section(&mut out, &command, "forkyard", 2);
     for sub in visible(&command) {
-        section(&mut out, sub, &format!("forkyard {}", sub.get_name()), 2);
+        let name = format!("forkyard {}", sub.get_name());
+        section(&mut out, sub, &name, 2);
+        for part in visible(sub) {
+            section(&mut out, part, &format!("{name} {}", part.get_name()), 3);
+        }
     }
     out.push_str("\n## Exit status\n\n| status | meaning |\n|---|---|\n");
     for exit in Exit::ALL {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use forkyard_core::pricing::PriceBook;
 use forkyard_core::sandbox::ProviderKind;
-use forkyard_core::{HostId, RunId};
+use forkyard_core::{HostId, RunId, SandboxId};
 use forkyard_engine::activities::{AgentSettings, Hands, HandsConfig, Inside as Placing};
 use forkyard_engine::clock::Clock;
 use forkyard_engine::embedded::{Embedded, EmbeddedConfig, Owner};
@@ -203,20 +203,43 @@ async fn providers(
     let mut providers = BTreeMap::from([(ProviderKind::Local, local(s, env, egress.clone())?)]);
     let wanted = s.provider == ProviderKind::Docker;
     let mut silent = None;
+    let left_out = |why: &str| {
+        tracing::warn!("Docker's sandboxes are left out: {why}");
+        Some(format!("Docker's sandboxes are left out: {why}"))
+    };
     if wanted || socket_path(s.docker_host.as_deref()).is_some_and(Path::exists) {
         match docker(s, egress).await {
             Ok(docker) => {
                 providers.insert(ProviderKind::Docker, docker);
             }
             Err(e) if wanted => return Err(e.into()),
-            Err(e) if e.kind == ErrorKind::Timeout => {
-                tracing::warn!("Docker's sandboxes are left out: {e}");
-                silent = Some(format!("Docker's sandboxes are left out: {e}"));
+            Err(e) if e.kind == ErrorKind::Timeout || has_docker_records(s) => {
+                silent = left_out(&e.to_string());
             }
             Err(e) => tracing::debug!("no Docker here: {e}"),
         }
+    } else if has_docker_records(s) {
+        let host = s.docker_host.as_deref().unwrap_or("its usual socket");
+        silent = left_out(&format!("no engine is there at {host} (DOCKER_HOST says where it is)"));
     }
     Ok((providers, silent))
+}
+
+/// Whether sandboxes of Docker were made from this home and not removed, as far as can be seen without asking it.
+fn has_docker_records(s: &Settings) -> bool {
+    let entries = std::fs::read_dir(s.home.join("docker/sandboxes"));
+    // Ids have no dot; what has one is in the making.
+    entries.is_ok_and(|mut all| all.any(|e| e.is_ok_and(|e| !e.file_name().to_string_lossy().contains('.'))))
+}
+
+/// Whether another provider than the chosen one has a sandbox of this name, as far as can be seen without asking it.
+pub fn on_record(s: &Settings, id: &SandboxId) -> bool {
+    let others = match s.provider {
+        ProviderKind::Local => &["docker/sandboxes"][..],
+        ProviderKind::Docker => &["sandboxes/sandboxes"],
+        ProviderKind::E2b | ProviderKind::Daytona => &["sandboxes/sandboxes", "docker/sandboxes"],
+    };
+    others.iter().any(|dir| s.home.join(dir).join(id.as_str()).exists())
 }
 
 fn egress(s: &Settings, inside: Option<&Inside>) -> Result<Arc<dyn EgressFactory>> {

@@ -14,7 +14,7 @@ mod engine;
 mod image;
 mod lifecycle;
 mod oom;
-mod record;
+pub(crate) mod record;
 mod sandbox;
 mod snapshot;
 mod warm;
@@ -156,6 +156,13 @@ impl Provider for DockerProvider {
     }
     async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>> {
         self.inner.list(labels).await
+    }
+    async fn spec(&self, id: &SandboxId) -> Result<Option<SandboxSpec>> {
+        let record =
+            self.inner.home.read(id)?.ok_or_else(|| SandboxError::gone(id, "is not of this host"))?;
+        let mut spec = record.spec;
+        spec.network.secrets.clear();
+        Ok(Some(spec))
     }
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         self.inner.destroy(id).await

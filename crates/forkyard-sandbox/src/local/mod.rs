@@ -291,6 +291,10 @@ impl Provider for LocalProvider {
         Ok(found)
     }
 
+    async fn spec(&self, id: &SandboxId) -> Result<Option<SandboxSpec>> {
+        self.inner.meta(id).map(|meta| Some(meta.spec))
+    }
+
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let _lock = self.inner.state.lock(id.as_str()).await?;
         let meta = self.inner.state.load(id)?;

@@ -53,6 +53,9 @@ impl User {
 /// It can't be attached to or started any more.
 fn is_over(meta: &Meta) -> bool {
     let now = now();
+    if crate::owner::is_orphan(&meta.labels) {
+        return true;
+    }
     meta.deadline <= now && (!link::is_alive(meta) || now.since(meta.deadline) > GRACE)
 }
 

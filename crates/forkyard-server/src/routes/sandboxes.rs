@@ -405,14 +405,14 @@ pub(super) async fn fork_sandbox(
     let act = async {
         let count = within("count", u64::from(request.count.unwrap_or(1)), 1, u64::from(MAX_CHILDREN))?;
         let like = CreateSandbox { lifetime_ms: request.lifetime_ms, ..Default::default() };
-        let spec = app.sandbox_spec(&like)?;
+        let lifetime = app.sandbox_spec(&like)?.lifetime;
         let (_, parent) = app.find_sandbox(&id).await?;
         let children: Vec<SandboxId> =
             (0..count).map(|n| new_id(key.as_ref(), &format!("{what}/{n}"))).collect();
         app.record(&by, "sandbox.fork", &id, json!({ "children": children })).await?;
         let between = snapshot_id(&format!("n{}", id_for(key.as_ref(), &what)))?;
-        app.parts().sandboxes.fork(&parent.id, &between, &children, spec).await?;
-        let sandboxes = children.iter().map(ToString::to_string).collect();
+        let made = app.parts().sandboxes.fork(&parent.id, &between, &children, lifetime).await?;
+        let sandboxes = made.iter().map(ToString::to_string).collect();
         Ok(Children { parent: id.clone(), sandboxes })
     };
     let done = app.once(key.as_ref(), &what, None, &request, act).await?;

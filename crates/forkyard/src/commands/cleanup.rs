@@ -171,6 +171,10 @@ pub async fn once(yard: &Yard, max_age: Millis, dry_run: bool) -> Result<Cleaned
 /// What crashes left of sandboxes that nobody knows any more.
 pub async fn leftovers(yard: &Yard) {
     sweep_all(&yard.providers.values().cloned().collect::<Vec<_>>()).await;
+    // Whoever lists sandboxes removes those whose process is no more, of every provider.
+    if let Err(e) = yard.sandboxes.list().await {
+        tracing::warn!(error = %e, "leftovers of sandboxes were not all removed");
+    }
 }
 
 async fn sweep_all(providers: &[Arc<dyn Provider>]) {

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId, Timestamp};
+use forkyard_engine::sandboxes::is_own;
 use forkyard_sandbox::{
     Achieved, Capabilities, ErrorKind, Exec, ExecRequest, FileInfo, FileKind, ForkCost, GitExport,
-    GlobRequest, GrepRequest, GrepResult, Health, Labels, Limits, NetworkMode, Provider, ProviderKind,
-    Result, Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo, Stats, WorkDiff,
+    GlobRequest, GrepRequest, GrepResult, Health, Labels, Lifetime, Limits, NetworkMode, Provider,
+    ProviderKind, Result, Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo, Stats, WorkDiff,
 };
 use forkyard_server::dto::sandbox as dto;
 use forkyard_server::error::Code;
@@ -130,6 +131,13 @@ impl Provider for RemoteProvider {
                 "--volume: folders of a server are its own configuration's to give",
             ));
         }
+        if spec.labels.keys().any(|key| !is_own(key)) {
+            return Err(SandboxError::new(
+                ErrorKind::Invalid,
+                "--label: a server's sandboxes take no labels",
+            )
+            .hint("leave it out; --name tells them apart"));
+        }
         let (image, snapshot) = request::root(Some(&spec.root)).map_err(error)?;
         let body = dto::CreateSandbox {
             id: Some(id.to_string()),
@@ -172,6 +180,20 @@ impl Provider for RemoteProvider {
         }
         all.retain(|s| s.provider == self.kind && labels.iter().all(|(k, v)| s.labels.get(k) == Some(v)));
         Ok(all)
+    }
+
+    async fn make_children(
+        &self,
+        parent: &SandboxId,
+        count: usize,
+        lifetime: Lifetime,
+    ) -> Result<Vec<SandboxId>> {
+        let body = dto::ForkSandbox { count: u32::try_from(count).ok(), lifetime_ms: Some(lifetime.0.0) };
+        let path = format!("/sandboxes/{parent}/fork");
+        let made: dto::Children = self.client.post(&path, &body).await.map_err(error)?;
+        let id =
+            |id| SandboxId::new(id).map_err(|e| SandboxError::new(ErrorKind::Unavailable, e.to_string()));
+        made.sandboxes.into_iter().map(id).collect()
     }
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {

@@ -8,7 +8,7 @@ use serde_json::json;
 use tempfile::NamedTempFile;
 use tokio::io::AsyncWriteExt;
 
-use super::{attach, said};
+use super::{observe, said};
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
@@ -49,7 +49,7 @@ impl CpArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         match (end(&self.from)?, end(&self.to)?) {
             (End::Host(from), End::Inside(id, path)) => {
-                let sandbox = attach(place, &id).await?;
+                let sandbox = observe(place, &id).await?;
                 let named = |e| CliError::usage(format!("{}: {e}", from.display()));
                 let mut file = tokio::fs::File::open(&from).await.map_err(named)?;
                 let meta = file.metadata().await?;
@@ -65,7 +65,7 @@ impl CpArgs {
                 said(out, "cp", &id, &format!("{bytes} bytes to {id}:{path}"))
             }
             (End::Inside(id, path), End::Host(to)) => {
-                let sandbox = attach(place, &id).await?;
+                let sandbox = observe(place, &id).await?;
                 let to = match Path::new(&path).file_name() {
                     Some(name) if to.is_dir() => to.join(name),
                     Some(_) | None => to,
@@ -182,9 +182,12 @@ pub struct LsArgs {
 
 impl LsArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
-        let files = attach(place, &self.sandbox).await?.list_files(&self.path).await?;
+        let files = observe(place, &self.sandbox).await?.list_files(&self.path).await?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.files/1", "path": self.path, "files": files }))?;
+            return Ok(Exit::Success);
+        }
+        if files.is_empty() {
             return Ok(Exit::Success);
         }
         let mut table = Table::new(vec![left("Mode"), right("Size"), left("Changed (UTC)"), left("Name")]);
@@ -222,7 +225,7 @@ pub struct CatArgs {
 
 impl CatArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
-        let sandbox = attach(place, &self.sandbox).await?;
+        let sandbox = observe(place, &self.sandbox).await?;
         let mut offset = 0;
         loop {
             let piece = sandbox.read_file(&self.path, offset, PIECE).await?;

@@ -1,23 +1,27 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use clap::Args;
-use forkyard_core::{Attempt, Millis, SandboxId, SnapshotId};
-use forkyard_engine::sandboxes::Sandboxes;
+use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use forkyard_engine::sandboxes::{Sandboxes, is_own};
 use forkyard_sandbox::{
-    Labels, Lifetime, Limits, NetworkSpec, Provider, Root, Sandbox, SandboxSpec, SnapshotMode,
+    ErrorKind, Labels, Lifetime, Limits, NetworkSpec, Provider, Root, Sandbox, SandboxSpec, SnapshotMode,
+    owner,
 };
 use serde_json::json;
 
-use super::exec::{run_inside, status};
-use super::{attach, find};
+use super::exec::{Asked, HowArgs, run_inside};
+use super::stream::Signals;
+use super::way::Way;
+use super::{find, observe};
 use crate::commands::cleanup::duration;
 use crate::commands::run_options::volume;
-use crate::error::Result;
+use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::Place;
 use crate::settings::{Flags, Settings};
-use crate::yard::random_text;
+use crate::yard::{on_record, random_text};
 
 // Not a doc comment, which would become the text of the command that it is a part of.
 // How a sandbox is made. Values are checked with the settings that they override.
@@ -26,7 +30,8 @@ pub struct MakeOptions {
     /// Who makes it: local or docker [default: local].
     #[arg(long, value_name = "NAME")]
     pub provider: Option<String>,
-    /// Image to start from.
+    /// Image to start from: a registry's name, `oci:PATH` (a layout), `archive:PATH` (what `docker save` wrote) or `dir:PATH` (a
+    /// folder of this machine as the root, which stays as it is; local only).
     #[arg(long, value_name = "IMAGE", conflicts_with = "snapshot")]
     pub image: Option<String>,
     /// Snapshot to start from.
@@ -56,6 +61,15 @@ pub struct MakeOptions {
     /// A host that it may reach besides the default list.
     #[arg(long, value_name = "HOST")]
     pub allow: Vec<String>,
+    /// Leave the default list of hosts out.
+    #[arg(long)]
+    pub no_default_allow: bool,
+    /// Bytes that it may send and receive a second, such as 1MiB [default: no limit].
+    #[arg(long, value_name = "RATE")]
+    pub network_rate: Option<String>,
+    /// A word to find it by, for `sandbox list --label`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub label: Vec<String>,
     /// Refuse a limit that the kernel itself can't enforce here.
     #[arg(long)]
     pub strict: bool,
@@ -75,6 +89,7 @@ impl MakeOptions {
             ("sandbox.disk", "--disk", &self.disk),
             ("sandbox.processes", "--processes", &self.processes),
             ("network.mode", "--network", &self.network),
+            ("network.rate", "--network-rate", &self.network_rate),
         ] {
             flags.set_option(key, flag, value.as_ref());
         }
@@ -84,12 +99,18 @@ impl MakeOptions {
         if self.strict {
             flags.set("sandbox.strict", "--strict", "true");
         }
+        if self.no_default_allow {
+            flags.set("network.no_default_allow", "--no-default-allow", "true");
+        }
     }
 
     fn spec(&self, s: &Settings) -> Result<SandboxSpec> {
         let root = match (&s.image, &s.snapshot) {
             (_, Some(id)) => Root::Snapshot(SnapshotId::new(id.clone())?),
-            (Some(image), None) => Root::Image(image.clone()),
+            (Some(image), None) => match image.strip_prefix("dir:") {
+                Some(dir) => Root::Directory(folder(dir)?),
+                None => Root::Image(image.clone()),
+            },
             (None, None) => Root::Default,
         };
         let mut limits = Limits {
@@ -114,7 +135,7 @@ impl MakeOptions {
             },
             env: s.sandbox_env.clone(),
             volumes: s.volumes.iter().map(|v| volume(v)).collect(),
-            labels: Labels::new(),
+            labels: labels(&self.label)?,
             lifetime: Lifetime(duration("--lifetime", &self.lifetime)?),
             strict: s.strict,
         })
@@ -124,17 +145,39 @@ impl MakeOptions {
         &self,
         settings: &Settings,
         sandboxes: &Sandboxes,
-        name: Option<SandboxId>,
+        id: &SandboxId,
+        spec: &SandboxSpec,
     ) -> Result<(Arc<dyn Provider>, Arc<dyn Sandbox>)> {
         let provider = sandboxes.provider(settings.provider)?.clone();
-        let spec = self.spec(settings)?;
-        let id = match name {
-            Some(id) => id,
-            None => new_id()?,
-        };
-        let sandbox = provider.create(&id, Attempt(1), &spec).await?;
+        let sandbox = provider.create(id, Attempt(1), spec).await?;
         Ok((provider, sandbox))
     }
+}
+
+/// As the provider wants it: whole.
+fn folder(dir: &str) -> Result<String> {
+    let named = |why: String| {
+        CliError::usage(format!("--image dir:{dir}: {why}"))
+            .hint("name a folder that is there, such as dir:/srv/root")
+    };
+    let path = std::path::Path::new(dir).canonicalize().map_err(|e| named(e.to_string()))?;
+    if !path.is_dir() {
+        return Err(named("it is not a folder".into()));
+    }
+    path.into_os_string().into_string().map_err(|_| named("its path is not UTF-8".into()))
+}
+
+/// Labels of the command line.
+pub fn labels(given: &[String]) -> Result<Labels> {
+    let pair = |text: &String| match text.split_once('=') {
+        Some((key, _)) if is_own(key) => Err(CliError::usage(format!("--label {text:?} can't be used"))
+            .hint(format!("{key} is a label of Forkyard's own: choose another"))),
+        Some((key, value)) if !key.is_empty() => Ok((key.to_string(), value.to_string())),
+        Some(_) | None => {
+            Err(CliError::usage(format!("--label {text:?} can't be used")).hint("write KEY=VALUE"))
+        }
+    };
+    given.iter().map(pair).collect()
 }
 
 fn new_id() -> Result<SandboxId> {
@@ -152,7 +195,14 @@ pub struct CreateArgs {
 
 impl CreateArgs {
     pub async fn run(&self, s: &Settings, sandboxes: &Sandboxes, out: &mut Output<'_>) -> Result<Exit> {
-        let (_, sandbox) = self.options.make(s, sandboxes, self.name.clone()).await?;
+        let id = match &self.name {
+            Some(id) => {
+                refuse_taken(s, sandboxes, id).await?;
+                id.clone()
+            }
+            None => new_id()?,
+        };
+        let (_, sandbox) = self.options.make(s, sandboxes, &id, &self.options.spec(s)?).await?;
         if out.json {
             let info = sandbox.info().await?;
             out.json(&json!({ "schema": "forkyard.sandbox/1", "sandbox": info }))?;
@@ -163,33 +213,61 @@ impl CreateArgs {
     }
 }
 
+/// A name means one sandbox, whoever has it.
+async fn refuse_taken(s: &Settings, sandboxes: &Sandboxes, id: &SandboxId) -> Result<()> {
+    let elsewhere = s.remote_url.is_none() && on_record(s, id);
+    match sandboxes.find(id).await {
+        Ok(_) => {}
+        Err(e) if e.kind == ErrorKind::NotFound && !elsewhere => return Ok(()),
+        Err(e) if e.kind == ErrorKind::NotFound => {}
+        Err(e) => return Err(e.into()),
+    }
+    Err(CliError::usage(format!("there is a sandbox {id} already"))
+        .hint(format!("choose another --name, or remove it with: forkyard sandbox rm {id}")))
+}
+
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
     #[command(flatten)]
     pub options: MakeOptions,
-    /// Time that the command may take.
-    #[arg(short, long, value_name = "DURATION")]
-    pub timeout: Option<String>,
+    #[command(flatten)]
+    pub how: HowArgs,
     /// Keep the sandbox.
     #[arg(long)]
     pub keep: bool,
-    /// The command and its arguments.
-    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    /// The command and its arguments; one that begins with a dash comes after `--`.
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
     pub command: Vec<String>,
 }
 
 impl RunArgs {
     pub async fn run(&self, s: &Settings, sandboxes: &Sandboxes, out: &mut Output<'_>) -> Result<Exit> {
-        let timeout = self.timeout.as_deref().map(|t| duration("--timeout", t)).transpose()?;
-        let (provider, sandbox) = self.options.make(s, sandboxes, None).await?;
-        let id = sandbox.id().clone();
-        let result = run_inside(&*sandbox, &self.command, None, timeout.map(Millis::as_duration), out).await;
+        let (command, tty) = (&self.command, !self.how.no_tty);
+        let asked = Asked { command, cwd: None, env: BTreeMap::new(), timeout: self.how.timeout()?, tty };
+        let mut spec = self.options.spec(s)?;
+        if !self.keep {
+            // So that it goes even if we can't see to it.
+            spec.labels.extend([owner::mark()]);
+        }
+        let id = new_id()?;
+        let mut signals = Signals::take()?;
+        let made = tokio::select! {
+            made = self.options.make(s, sandboxes, &id, &spec) => made,
+            word = signals.recv() => {
+                sandboxes.provider(s.provider)?.destroy(&id).await?;
+                return Ok(word.exit());
+            }
+        };
+        let (provider, sandbox) = made?;
+        let way = (s.remote_url.is_none() && spec.network.has_proxy()).then(|| Way::of_maker(&s.home, &id));
+        let ended = run_inside(&*sandbox, asked, &mut signals, out).await;
+        drop(way);
         if self.keep {
             eprintln!("{id} is kept; remove it with: forkyard sandbox rm {id}");
         } else {
             provider.destroy(&id).await?;
         }
-        Ok(status(&result?))
+        Ok(ended?.exit())
     }
 }
 
@@ -205,9 +283,12 @@ pub struct SnapshotArgs {
 
 impl SnapshotArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
-        let sandbox = attach(place, &self.sandbox).await?;
+        let sandbox = observe(place, &self.sandbox).await?;
         let id = match &self.name {
-            Some(id) => id.clone(),
+            Some(id) => {
+                refuse_snapshot(place, id).await?;
+                id.clone()
+            }
             None => SnapshotId::new(format!("n{}", random_text(9)))?,
         };
         place.record("sandbox.snapshot", self.sandbox.as_str(), json!({ "snapshot": id })).await?;
@@ -223,6 +304,15 @@ impl SnapshotArgs {
         }
         Ok(Exit::Success)
     }
+}
+
+/// A name means one snapshot, whoever has it.
+pub async fn refuse_snapshot(place: &dyn Place, id: &SnapshotId) -> Result<()> {
+    if place.sandboxes().snapshots().await?.iter().all(|s| s.id != *id) {
+        return Ok(());
+    }
+    Err(CliError::usage(format!("there is a snapshot {id} already"))
+        .hint(format!("choose another --name, or remove it with: forkyard sandbox snapshots --remove {id}")))
 }
 
 #[derive(Debug, Clone, Args)]
@@ -241,12 +331,11 @@ pub struct ForkArgs {
 impl ForkArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         find(place, &self.sandbox).await?;
-        let options = MakeOptions { lifetime: self.lifetime.clone(), ..MakeOptions::default() };
+        let lifetime = Lifetime(duration("--lifetime", &self.lifetime)?);
         let snapshot = SnapshotId::new(format!("n{}", random_text(9)))?;
-        let made = (0..self.count).map(|_| new_id()).collect::<Result<Vec<_>>>()?;
-        let spec = options.spec(place.settings())?;
-        place.record("sandbox.fork", self.sandbox.as_str(), json!({ "children": made })).await?;
-        place.sandboxes().fork(&self.sandbox, &snapshot, &made, spec).await?;
+        let names = (0..self.count).map(|_| new_id()).collect::<Result<Vec<_>>>()?;
+        place.record("sandbox.fork", self.sandbox.as_str(), json!({ "children": names })).await?;
+        let made = place.sandboxes().fork(&self.sandbox, &snapshot, &names, lifetime).await?;
         if out.json {
             out.json(
                 &json!({ "schema": "forkyard.sandbox_fork/1", "parent": self.sandbox, "sandboxes": made }),

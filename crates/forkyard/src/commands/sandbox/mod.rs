@@ -6,12 +6,16 @@ mod make;
 mod shell;
 mod show;
 mod snapshots;
+mod stream;
+mod way;
 
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
 use forkyard_core::SandboxId;
-use forkyard_sandbox::{ErrorKind, Provider, Sandbox, SandboxInfo};
+use forkyard_sandbox::{
+    ErrorKind, Provider, ProviderKind, Sandbox, SandboxError, SandboxInfo, SandboxStatus,
+};
 use serde_json::{Value, json};
 
 use crate::cli::Global;
@@ -46,9 +50,9 @@ pub enum SandboxCommand {
     Ls(files::LsArgs),
     /// Write a file of a sandbox to standard output, byte by byte.
     Cat(files::CatArgs),
-    /// Show what a sandbox uses.
+    /// Show what a sandbox uses, or all that run.
     Stats(show::StatsArgs),
-    /// Ask a sandbox whether it is well; exit status 1 if it is not.
+    /// Ask a sandbox whether it is well, or all that there are; exit status 1 if one is not.
     Health(show::HealthArgs),
     /// Start a stopped sandbox on the files that it had.
     Start(OneArgs),
@@ -56,7 +60,7 @@ pub enum SandboxCommand {
     Stop(OneArgs),
     /// Freeze the files of a sandbox under a name, from which others can start.
     Snapshot(make::SnapshotArgs),
-    /// List snapshots, those of runs included, or remove some.
+    /// List snapshots, those of runs included, remove some, or write one to a file and read it again.
     Snapshots(snapshots::SnapshotsArgs),
     /// Make copy-on-write children of a sandbox; it goes on as it is.
     Fork(make::ForkArgs),
@@ -126,6 +130,21 @@ impl Steer {
             Steer::Resume => "resume",
         }
     }
+
+    /// Of a sandbox that was in this state before.
+    fn outcome(self, before: SandboxStatus) -> &'static str {
+        use SandboxStatus::{Dead, Paused, Running, Stopped};
+        match (self, before) {
+            (Steer::Start | Steer::Resume, Running) => "is running already.",
+            (Steer::Start, Paused) => "is paused; `forkyard sandbox resume` lets it go on.",
+            (Steer::Start, Stopped | Dead) => "is running.",
+            (Steer::Resume, Paused | Stopped | Dead) => "is running again.",
+            (Steer::Stop, Stopped) => "is stopped already.",
+            (Steer::Stop, Running | Paused | Dead) => "is stopped.",
+            (Steer::Pause, Paused) => "is paused already.",
+            (Steer::Pause, Running | Stopped | Dead) => "is paused.",
+        }
+    }
 }
 
 fn steer(global: &Global, args: &OneArgs, what: Steer, out: &mut Output<'_>) -> Result<Exit> {
@@ -143,10 +162,10 @@ fn steer(global: &Global, args: &OneArgs, what: Steer, out: &mut Output<'_>) -> 
         match what {
             Steer::Start => drop(provider.start(id, info.attempt).await?),
             Steer::Stop => provider.stop(id).await?,
-            Steer::Pause => provider.attach(id, info.attempt).await?.pause().await?,
-            Steer::Resume => provider.attach(id, info.attempt).await?.resume().await?,
+            Steer::Pause => provider.observe(id, info.attempt).await?.pause().await?,
+            Steer::Resume => provider.observe(id, info.attempt).await?.resume().await?,
         }
-        said(out, word, id, &format!("{id}: {word} done."))
+        said(out, word, id, &format!("{id} {}", what.outcome(info.status)))
     })
 }
 
@@ -167,7 +186,28 @@ async fn find(place: &dyn Place, id: &SandboxId) -> Result<(Arc<dyn Provider>, S
     })
 }
 
-async fn attach(place: &dyn Place, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
+/// For who does not run anything inside: no connection of a command comes to depend on this one.
+async fn observe(place: &dyn Place, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
     let (provider, info) = find(place, id).await?;
-    Ok(provider.attach(id, info.attempt).await?)
+    provider.observe(id, info.attempt).await.map_err(|e| not_reached(e, &info))
+}
+
+/// A sandbox that can't be connected to, and what to do about it.
+fn not_reached(e: SandboxError, info: &SandboxInfo) -> CliError {
+    match (e.kind, info.status) {
+        (ErrorKind::NotFound, SandboxStatus::Stopped) => {
+            CliError::failure(e.message).hint(format!("start it with: forkyard sandbox start {}", info.id))
+        }
+        _ => e.into(),
+    }
+}
+
+/// As the settings and JSON have it.
+fn provider_name(kind: ProviderKind) -> &'static str {
+    match kind {
+        ProviderKind::Local => "local",
+        ProviderKind::Docker => "docker",
+        ProviderKind::E2b => "e2b",
+        ProviderKind::Daytona => "daytona",
+    }
 }

@@ -1,16 +1,14 @@
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Write};
 
-use bytes::Bytes;
 use clap::Args;
 use forkyard_core::SandboxId;
-use forkyard_sandbox::{ExecEvent, ExecRequest, PtySize};
+use forkyard_sandbox::{Exec, ExecEvent, ExecRequest, PtySize, Sandbox};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 
-use super::attach;
-use super::exec::status;
+use super::stream::{Ended, Signals, input, kill};
+use super::way;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::place::Place;
@@ -21,12 +19,12 @@ pub struct ShellArgs {
     #[arg(value_name = "SANDBOX")]
     pub sandbox: SandboxId,
     /// Another program than the shell.
-    #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "COMMAND", trailing_var_arg = true)]
     pub command: Vec<String>,
 }
 
-/// Keys that wait to be sent.
-const KEYS: usize = 64;
+/// A stream is not an answer that somebody keeps.
+pub const PTY_OUTPUT: u64 = u64::MAX;
 
 impl ShellArgs {
     pub async fn run(&self, place: &dyn Place) -> Result<Exit> {
@@ -34,7 +32,8 @@ impl ShellArgs {
             return Err(CliError::usage("a shell needs a terminal")
                 .hint("`forkyard sandbox exec` runs commands without one"));
         }
-        let sandbox = attach(place, &self.sandbox).await?;
+        let mut signals = Signals::take()?;
+        let (sandbox, _way) = way::attach(place, &self.sandbox).await?;
         let command = if self.command.is_empty() {
             // Bash where the sandbox has one.
             vec![
@@ -45,60 +44,58 @@ impl ShellArgs {
         } else {
             self.command.clone()
         };
-        let term =
-            crate::settings::environment().get("TERM").cloned().unwrap_or_else(|| "xterm-256color".into());
-        let request = ExecRequest {
-            pty: Some(size()),
-            stdin: true,
-            // A shell is not an answer that somebody keeps.
-            max_output: Some(u64::MAX),
-            ..ExecRequest::new(command).env("TERM", term)
-        };
-        let said = json!({ "command": request.argv.join(" ") });
+        let said = json!({ "command": command.join(" ") });
         place.record("sandbox.pty", self.sandbox.as_str(), said).await?;
-        let mut exec = sandbox.exec(request).await?;
-        let mut resized = signal(SignalKind::window_change())?;
-        let raw = Raw::enter()?;
-        let mut keys = keys();
-        let result = loop {
-            tokio::select! {
-                event = exec.events.recv() => match event {
-                    Some(Ok(ExecEvent::Stdout(b) | ExecEvent::Stderr(b))) => {
-                        let mut out = std::io::stdout().lock();
-                        out.write_all(&b)?;
-                        out.flush()?;
-                    }
-                    Some(Ok(ExecEvent::Exit(result))) => break Ok(status(&result)),
-                    Some(Err(e)) => break Err(e.into()),
-                    None => break Err(CliError::failure("the sandbox went away")),
-                },
-                // A shell that has ended meanwhile takes neither: its events say how it ended.
-                Some(typed) = keys.recv() => drop(exec.control.write_stdin(typed).await),
-                _ = resized.recv() => drop(exec.control.resize(size()).await),
-            }
-        };
-        drop(raw);
-        result
+        Ok(on_terminal(&*sandbox, pty(ExecRequest::new(command)), &mut signals).await?.exit())
     }
+}
+
+/// The same command, on a terminal like ours.
+pub fn pty(request: ExecRequest) -> ExecRequest {
+    let term = crate::settings::environment().get("TERM").cloned().unwrap_or_else(|| "xterm-256color".into());
+    let given = request.env.get("TERM").cloned();
+    ExecRequest { pty: Some(size()), stdin: true, max_output: Some(PTY_OUTPUT), ..request }
+        .env("TERM", given.unwrap_or(term))
+}
+
+/// Our terminal is the command's, until it ends.
+pub async fn on_terminal(
+    sandbox: &dyn Sandbox,
+    request: ExecRequest,
+    signals: &mut Signals,
+) -> Result<Ended> {
+    let Exec { mut events, control } = sandbox.exec(request).await?;
+    let mut resized = signal(SignalKind::window_change())?;
+    let raw = Raw::enter()?;
+    let mut keys = input();
+    let result = loop {
+        tokio::select! {
+            event = events.recv() => match event {
+                Some(Ok(ExecEvent::Stdout(b) | ExecEvent::Stderr(b))) => {
+                    let mut out = std::io::stdout().lock();
+                    out.write_all(&b)?;
+                    out.flush()?;
+                }
+                Some(Ok(ExecEvent::Exit(result))) => break Ok(Ended::Exited(result)),
+                Some(Err(e)) => break Err(e.into()),
+                None => break Err(CliError::failure("the sandbox went away")),
+            },
+            // A shell that has ended meanwhile takes neither: its events say how it ended.
+            Some(Ok(typed)) = keys.recv() => drop(control.write_stdin(typed).await),
+            _ = resized.recv() => drop(control.resize(size()).await),
+            word = signals.recv() => {
+                kill(&*control).await;
+                break Ok(Ended::Told(word));
+            }
+        }
+    };
+    drop(raw);
+    result
 }
 
 fn size() -> PtySize {
     let (cols, rows) = tcgetwinsize(std::io::stdout()).map_or((80, 24), |s| (s.ws_col, s.ws_row));
     PtySize { cols: cols.max(1), rows: rows.max(1) }
-}
-
-/// A thread of its own reads the terminal: such a read can't be taken back, and the program's end must not wait for it.
-fn keys() -> mpsc::Receiver<Bytes> {
-    let (tx, rx) = mpsc::channel(KEYS);
-    std::thread::spawn(move || {
-        let mut buffer = [0; 4096];
-        while let Ok(n) = std::io::stdin().lock().read(&mut buffer) {
-            if n == 0 || tx.blocking_send(Bytes::copy_from_slice(&buffer[..n])).is_err() {
-                return;
-            }
-        }
-    });
-    rx
 }
 
 /// Every key goes to the shell inside, until this is dropped.
