@@ -53,6 +53,12 @@ impl SandboxError {
         SandboxError::new(ErrorKind::NotFound, format!("sandbox {id} {why}"))
             .hint("`forkyard sandbox list` shows those that there are")
     }
+    /// One that was there: it met its deadline, or somebody destroyed or killed it.
+    pub fn ended(id: &SandboxId) -> Self {
+        SandboxError::gone(id, "has ended").hint(format!(
+            "`forkyard sandbox start {id}` works before its deadline, if it was not destroyed; else make another, with a longer --lifetime"
+        ))
+    }
     /// What a caller of `create` can do about what a provider said.
     pub(crate) fn of_create(self, spec: &SandboxSpec) -> Self {
         match (&spec.root, self.kind) {

@@ -21,8 +21,11 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 pub async fn connect(host: Option<&str>) -> Result<Docker> {
     let host = host.unwrap_or(DEFAULT_HOST);
     let Some(path) = host.strip_prefix("unix://") else {
-        return Err(SandboxError::new(ErrorKind::Unsupported, format!("Docker host {host:?}"))
-            .hint("only a local engine shares the guest's socket: use unix:///path/to/docker.sock"));
+        return Err(SandboxError::new(
+            ErrorKind::Unsupported,
+            format!("the Docker host {host:?} can't be used"),
+        )
+        .hint("only a local engine shares the guest's socket: use unix:///path/to/docker.sock"));
     };
     let newest = ClientVersion { major_version: 1, minor_version: 53 };
     let docker =
@@ -108,7 +111,8 @@ fn refused(what: &str, status: u16, message: &str) -> SandboxError {
             .hint("free space in the engine's data directory (docker system prune)");
     }
     if said(&["unauthorized", "authentication required", "access denied", "denied: requested access"]) {
-        return error(ErrorKind::Auth).hint("docker login to that registry");
+        return error(ErrorKind::Auth)
+            .hint("get it with `docker pull`, which has your login: Forkyard passes none on");
     }
     if said(&["manifest unknown", "no such image", "not found: manifest", "invalid reference format"]) {
         return error(ErrorKind::Invalid).hint("check the image's name and tag");
@@ -187,6 +191,12 @@ mod tests {
             assert_eq!(error.kind, kind, "{fault:?}");
             assert_eq!(error.hint.is_some(), hint, "{fault:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn another_host_than_a_socket_is_refused_in_a_sentence() {
+        let refused = connect(Some("tcp://1.2.3.4:2375")).await.unwrap_err();
+        assert!(refused.message.contains("can't be used") && refused.hint.is_some(), "{refused}");
     }
 
     #[test]

@@ -72,6 +72,10 @@ async fn load(docker: &Docker, path: &Path) -> Result<String> {
         std::io::ErrorKind::NotFound => {
             SandboxError::new(ErrorKind::NotFound, format!("image archive {shown}: {e}"))
         }
+        std::io::ErrorKind::PermissionDenied => {
+            SandboxError::new(ErrorKind::Denied, format!("image archive {shown}: {e}"))
+                .hint(format!("this user may not read it: `ls -ld {shown}` says who may"))
+        }
         _ => invalid(e.to_string()),
     })?;
     let bytes = tokio_util::io::ReaderStream::new(file);
@@ -193,6 +197,9 @@ async fn pull(docker: &Docker, image: &str) -> Result<()> {
             let error = translate(image, &fault);
             // A registry that says 404 has no such image; one that can't be reached may have.
             match error.kind {
+                ErrorKind::Auth => error.hint(format!(
+                    "`docker login` if you have not, then `docker pull {name}`: Forkyard passes no login on, and uses what the engine has"
+                )),
                 ErrorKind::NotFound => SandboxError::new(ErrorKind::Invalid, error.message)
                     .hint("check the image's name and tag"),
                 _ if error.hint.is_none() => {

@@ -346,7 +346,7 @@ impl Inner {
             Found::Ended if self.home.is_stopped(id) => {
                 return Err(not_found(id, "is stopped").hint("start it first"));
             }
-            Found::Ended => return Err(not_found(id, "has ended")),
+            Found::Ended => return Err(SandboxError::ended(id)),
         }
         let mut record = self.record(id)?;
         let newest = record.attempt;

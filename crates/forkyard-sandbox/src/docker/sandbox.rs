@@ -70,7 +70,7 @@ impl DockerSandbox {
     async fn connect(&self) -> Result<GuestClient> {
         let run = self.inner.home.run(&self.id);
         match connect::guest(&run, self.attempt, &self.token).await {
-            Err(e) if e.kind == ErrorKind::NotFound => Err(SandboxError::gone(&self.id, "has ended")),
+            Err(e) if e.kind == ErrorKind::NotFound => Err(SandboxError::ended(&self.id)),
             greeted => greeted,
         }
     }

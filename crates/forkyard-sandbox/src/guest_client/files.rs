@@ -38,6 +38,22 @@ fn to_info(meta: FileMeta) -> FileInfo {
     }
 }
 
+/// By what the guest or its kernel says of it.
+fn about_path(message: &str) -> &'static str {
+    let says = |words: &str| message.ends_with(words) || message.contains(&format!("{words} (os error"));
+    if says("is a directory") || says("Is a directory") {
+        "name a file in it; `forkyard sandbox ls` lists a folder, `forkyard sandbox cp` copies one"
+    } else if says("Not a directory") {
+        "a part of the path before its end is a file"
+    } else if says("Too many levels of symbolic links") {
+        "name the file itself: links of /proc, and links in a circle, are not followed"
+    } else if says("is not a regular file") {
+        "only files are read and written: not pipes, sockets and devices"
+    } else {
+        "a path names a file or folder inside, without zero bytes and links that lead out"
+    }
+}
+
 /// What a caller can do about a path.
 fn of_path(e: SandboxError) -> SandboxError {
     match e.kind {
@@ -51,7 +67,8 @@ fn of_path(e: SandboxError) -> SandboxError {
             e.or_hint("only what the user inside may use can be used: /workspace, /home/user, /tmp")
         }
         ErrorKind::Invalid => {
-            e.or_hint("a path names a file or folder inside, without zero bytes and links that lead out")
+            let hint = about_path(&e.message);
+            e.or_hint(hint)
         }
         _ => e,
     }
@@ -285,5 +302,19 @@ impl Drop for AbortOnDrop<'_> {
         if self.armed {
             self.client.tell_later(Op::Abort { write: self.write });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_that_is_refused_comes_with_what_to_do() {
+        let about = |message: &str| of_path(SandboxError::new(ErrorKind::Invalid, message)).hint.unwrap();
+        assert!(about("/workspace: is a directory").contains("sandbox ls"));
+        assert!(about("/proc/1/root: Too many levels of symbolic links (os error 40)").contains("/proc"));
+        assert!(about("a/b: Not a directory (os error 20)").contains("is a file"));
+        assert!(about("is a directory/x: Invalid argument (os error 22)").contains("zero bytes"));
     }
 }

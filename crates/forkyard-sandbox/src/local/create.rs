@@ -68,19 +68,20 @@ fn check(spec: &SandboxSpec) -> Result<()> {
             invalid(format!("limits.processes: {processes} is not possible")).hint("use 1 to 1048576")
         );
     }
+    check_account(processes, rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum)?;
     if network_bytes_per_s == Some(0) {
         return Err(
             invalid("limits.network_bytes_per_s: 0 is not possible").hint("use the network mode `none`")
         );
     }
     if !(1..=MAX_LIFETIME_MS).contains(&spec.lifetime.0.0) {
-        return Err(
-            invalid(format!("lifetime: {} is not possible", spec.lifetime.0)).hint("use up to a year")
-        );
+        return Err(invalid(format!("lifetime: {} is not possible", spec.lifetime.0))
+            .hint("use more than nothing and at most 366 days: 30m, 2h, 7d"));
     }
     let too_long = |map: &BTreeMap<String, String>, max| map.iter().any(|(k, v)| k.len() + v.len() > max);
     if spec.labels.len() > MAX_LABELS || too_long(&spec.labels, MAX_LABEL_BYTES) {
-        return Err(invalid("labels: at most 64 of at most 1024 bytes each"));
+        return Err(invalid("labels: there are more than 64, or one has more than 1024 bytes")
+            .hint("use at most 64 of at most 1024 bytes each"));
     }
     if let Some(name) = spec.env.keys().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
         return Err(invalid(format!("env: {name:?} is not the name of a variable")));
@@ -89,6 +90,19 @@ fn check(spec: &SandboxSpec) -> Result<()> {
         return Err(invalid("env: more than 64 KiB"));
     }
     Ok(())
+}
+
+/// A bound of this account can only be lowered: the kernel refuses to start any command under a higher one.
+fn check_account(processes: u32, bound: Option<u64>) -> Result<()> {
+    match bound {
+        Some(bound) if bound < u64::from(processes) => {
+            let message =
+                format!("limits.processes: {processes} is more than this account may have, which is {bound}");
+            Err(SandboxError::new(ErrorKind::Unsupported, message)
+                .hint(format!("use --processes {bound}, or raise the bound (ulimit -Hu, `nproc` in /etc/security/limits.conf)")))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// By what means each limit will hold.
@@ -124,7 +138,16 @@ fn refuse_weak(achieved: &Achieved) -> Result<()> {
             achieved.cpu,
             "run as root, or in a delegated cgroup v2 (systemd-run --user --scope -p Delegate=yes)",
         ),
-        ("network", achieved.network, "the proxy keeps the rate, not the kernel"),
+        (
+            "disk",
+            achieved.disk,
+            "use --disk-image, or mount the file system of the state folder with prjquota",
+        ),
+        (
+            "network",
+            achieved.network,
+            "leave the rate out, or --strict: it is the proxy that keeps a rate, on every machine",
+        ),
     ];
     match parts.iter().find(|(_, means, _)| *means == LimitMeans::Watchdog) {
         Some((what, _, hint)) => {
@@ -470,9 +493,7 @@ impl Inner {
                 let message = format!("sandbox {id} is stopped");
                 Err(SandboxError::new(ErrorKind::NotFound, message).hint("start it"))
             }
-            SandboxStatus::Dead => {
-                Err(SandboxError::new(ErrorKind::NotFound, format!("sandbox {id} has ended")))
-            }
+            SandboxStatus::Dead => Err(SandboxError::ended(id)),
         }
     }
 
@@ -528,4 +549,34 @@ fn listen(dir: &Path) -> Result<UnixListener> {
     let socket = SocketPath::new(dir).map_err(failed)?;
     let _ = std::fs::remove_file(dir.join("ctl"));
     UnixListener::bind(&socket.path).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_of_the_account_is_said_before_anything_is_made() {
+        assert!(check_account(512, None).is_ok() && check_account(512, Some(512)).is_ok());
+        let refused = check_account(512, Some(100)).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Unsupported);
+        assert!(refused.message.contains("512") && refused.message.contains("100"), "{refused}");
+        assert!(refused.hint.is_some_and(|hint| hint.contains("--processes 100")));
+    }
+
+    #[test]
+    fn what_is_refused_can_be_put_right() {
+        let mut spec = SandboxSpec::default();
+        spec.lifetime.0.0 = 0;
+        let refused = check(&spec).unwrap_err();
+        assert!(refused.message.contains("lifetime") && refused.hint.unwrap().contains("more than nothing"));
+        let spec = SandboxSpec {
+            strict: true,
+            limits: Limits { network_bytes_per_s: Some(1 << 20), ..SandboxSpec::default().limits },
+            ..SandboxSpec::default()
+        };
+        let kept = Enforced { memory: true, cpu: true, processes: true };
+        let refused = refuse_weak(&achieved(&spec, kept, true)).unwrap_err();
+        assert!(refused.hint.unwrap().contains("leave the rate out"));
+    }
 }

@@ -40,7 +40,8 @@ fn canonical(what: &str, path: &str, state: &Path) -> Result<String> {
         return Err(SandboxError::new(
             ErrorKind::Denied,
             format!("{what}: {} is never shown", real.display()),
-        ));
+        )
+        .hint(format!("use a folder that holds files: not {} and not / itself", CLOSED.join(", "))));
     }
     if holds_or_is_in(state) {
         let message = format!("{what}: {} holds Forkyard's own state, or is in it", real.display());

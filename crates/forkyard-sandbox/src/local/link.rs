@@ -41,7 +41,7 @@ impl SocketPath {
 }
 
 fn ended(id: &SandboxId) -> SandboxError {
-    SandboxError::gone(id, "has ended")
+    SandboxError::ended(id)
 }
 
 pub fn connect(id: &SandboxId, dir: &Path) -> Result<UnixStream> {

@@ -65,7 +65,7 @@ impl LocalSandbox {
                 if e.kind == ErrorKind::Unavailable
                     && !self.meta().is_ok_and(|meta| link::is_alive(&meta)) =>
             {
-                Err(SandboxError::gone(&self.id, "has ended"))
+                Err(SandboxError::ended(&self.id))
             }
             other => other,
         }

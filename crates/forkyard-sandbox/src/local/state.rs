@@ -110,11 +110,34 @@ pub struct State {
 }
 
 pub fn io_error(what: &Path, e: &std::io::Error) -> SandboxError {
-    let kind = match e.kind() {
-        std::io::ErrorKind::PermissionDenied => ErrorKind::Denied,
-        _ => ErrorKind::Unavailable,
-    };
-    SandboxError::new(kind, format!("{}: {e}", what.display()))
+    use std::io::ErrorKind as Io;
+    let shown = what.display();
+    let error = |kind| SandboxError::new(kind, format!("{shown}: {e}"));
+    match e.kind() {
+        Io::PermissionDenied => {
+            error(ErrorKind::Denied).hint(format!("this user may not use it: `ls -ld {shown}` says who may"))
+        }
+        Io::StorageFull | Io::QuotaExceeded => error(ErrorKind::TooLarge).hint(
+            "the disk is full: `forkyard gc` frees what nothing needs; FORKYARD_HOME can lie on another",
+        ),
+        Io::ReadOnlyFilesystem => {
+            error(ErrorKind::Denied).hint("it lies on a read-only disk: set FORKYARD_HOME to another folder")
+        }
+        _ => error(ErrorKind::Unavailable),
+    }
+}
+
+/// What belongs to sandboxes is given to an id of their own, which root of a user namespace may not have.
+fn not_owned(path: &Path, id: u32, e: &std::io::Error) -> SandboxError {
+    if e.raw_os_error() != Some(libc::EINVAL) {
+        return io_error(path, e);
+    }
+    let message = format!(
+        "{}: there is no user id {id} here: this is root of a user namespace, as in a rootless container",
+        path.display()
+    );
+    SandboxError::new(ErrorKind::Unsupported, message)
+        .hint("run Forkyard as an ordinary user, there or outside of the container, or use --provider docker")
 }
 
 impl State {
@@ -147,7 +170,9 @@ impl State {
 
     fn own(&self, path: &Path) -> Result<()> {
         match self.owner {
-            Some(id) => std::os::unix::fs::lchown(path, Some(id), Some(id)).map_err(|e| io_error(path, &e)),
+            Some(id) => {
+                std::os::unix::fs::lchown(path, Some(id), Some(id)).map_err(|e| not_owned(path, id, &e))
+            }
             None => Ok(()),
         }
     }
@@ -372,4 +397,34 @@ pub fn unique() -> u64 {
 
 pub const fn format() -> u32 {
     FORMAT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_disk_say_what_to_do() {
+        let of = |errno: i32| {
+            let e = io_error(Path::new("/state/meta.json"), &std::io::Error::from_raw_os_error(errno));
+            (e.kind, e.hint.unwrap_or_default())
+        };
+        for full in [libc::ENOSPC, libc::EDQUOT] {
+            let (kind, hint) = of(full);
+            assert!(kind == ErrorKind::TooLarge && hint.contains("forkyard gc"), "{kind:?}: {hint}");
+        }
+        assert!(
+            of(libc::EACCES).0 == ErrorKind::Denied && of(libc::EACCES).1.contains("ls -ld /state/meta.json")
+        );
+        assert!(of(libc::EROFS).1.contains("FORKYARD_HOME"));
+        assert_eq!(of(libc::EIO), (ErrorKind::Unavailable, String::new()));
+    }
+
+    #[test]
+    fn root_of_a_user_namespace_is_told_what_it_is() {
+        let e = not_owned(Path::new("/state"), 7, &std::io::Error::from_raw_os_error(libc::EINVAL));
+        assert_eq!(e.kind, ErrorKind::Unsupported);
+        assert!(e.message.contains("user id 7") && e.message.contains("rootless container"), "{e}");
+        assert!(e.hint.is_some_and(|hint| hint.contains("--provider docker")));
+    }
 }

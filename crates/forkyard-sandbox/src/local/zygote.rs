@@ -432,12 +432,23 @@ impl Drop for Zygote {
     }
 }
 
+/// 1 where AppArmor keeps user namespaces of ordinary users from doing anything: it lets them be made and refuses what follows.
+const APPARMOR_RESTRICTS: &str = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns";
+
 /// What a failed step of the setup means to a user.
 pub fn setup_error(step: &str, errno: i32) -> SandboxError {
+    let restricted = std::fs::read_to_string(APPARMOR_RESTRICTS).is_ok_and(|value| value.trim() == "1");
+    explain_setup(step, errno, restricted)
+}
+
+fn explain_setup(step: &str, errno: i32, restricted: bool) -> SandboxError {
     let reason = std::io::Error::from_raw_os_error(errno);
     let message = format!("this machine can't give the isolation: {step}: {reason}");
     let unsupported = |hint: &str| SandboxError::new(ErrorKind::Unsupported, message.clone()).hint(hint);
     match (step, errno) {
+        (_, libc::EPERM | libc::EACCES) if restricted => unsupported(
+            "AppArmor restricts user namespaces here: sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile for forkyard that allows `userns`; or use --provider docker",
+        ),
         ("user namespace" | "id map" | "clone", libc::EPERM | libc::EACCES) => unsupported(
             "allow unprivileged user namespaces: sysctl kernel.unprivileged_userns_clone=1; in a container, its own seccomp or AppArmor profile must allow them; or use --provider docker",
         ),
@@ -466,6 +477,29 @@ pub fn setup_error(step: &str, errno: i32) -> SandboxError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refused_setup_names_who_refuses() {
+        let hint = |step, errno, restricted| {
+            let e = explain_setup(step, errno, restricted);
+            (e.kind, e.hint.unwrap_or_default())
+        };
+        // With the restriction the namespace is made, and any later step can be the one that is refused.
+        for step in ["user namespace", "id map", "clone", "mount", "overlay", "hostname", "private mounts"] {
+            for errno in [libc::EPERM, libc::EACCES] {
+                let (kind, said) = hint(step, errno, true);
+                assert_eq!(kind, ErrorKind::Unsupported);
+                assert!(said.contains("kernel.apparmor_restrict_unprivileged_userns=0"), "{step}: {said}");
+                assert!(said.contains("AppArmor profile"), "{step}: {said}");
+                let (_, said) = hint(step, errno, false);
+                assert!(!said.contains("apparmor_restrict") && !said.is_empty(), "{step}: {said}");
+            }
+        }
+        assert!(hint("user namespace", libc::EPERM, false).1.contains("unprivileged_userns_clone=1"));
+        assert!(hint("clone", libc::ENOSPC, true).1.contains("user.max_user_namespaces"));
+        assert!(hint("overlay", libc::ENODEV, true).1.contains("modprobe overlay"));
+        assert_eq!(hint("clone", libc::EAGAIN, true).0, ErrorKind::Unavailable);
+    }
 
     #[test]
     fn the_guest_is_copied_from_this_programs_own_file() {
