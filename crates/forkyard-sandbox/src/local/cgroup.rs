@@ -265,6 +265,12 @@ fn make_dir(dir: &Path) -> bool {
     }
 }
 
+/// The group that sandboxes' groups are made in. One that somebody else made is there and may still not be ours to make groups in.
+fn make_parent(dir: &Path) -> bool {
+    use rustix::fs::{Access, AtFlags, CWD, accessat};
+    make_dir(dir) && accessat(CWD, dir, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).is_ok()
+}
+
 fn set(dir: &Path, file: &str, value: impl std::fmt::Display) -> bool {
     // Opened for writing only: create would be refused in a cgroup.
     let file = fs::OpenOptions::new().write(true).open(dir.join(file));
@@ -301,7 +307,7 @@ fn detect_v1(mounts: &str, own: &str, controller: &str) -> Option<PathBuf> {
     let has = |list: &str| list.split(',').any(|c| c == controller);
     let mount = mount_of(mounts, |kind, options| kind == "cgroup" && has(options))?;
     let parent = own_dir(&mount, own, has)?.join(PARENT);
-    make_dir(&parent).then_some(parent)
+    make_parent(&parent).then_some(parent)
 }
 
 /// In version 2 a group with processes can't have groups with controllers, so sandboxes lie below the highest group above us
@@ -323,7 +329,7 @@ fn detect_v2(mounts: &str, own: &str) -> Option<(PathBuf, Enforced)> {
         // Without memory it is not worth the while: a watchdog has to look anyway.
         let usable = offered.contains(&"memory")
             && enable(dir)
-            && make_dir(&parent)
+            && make_parent(&parent)
             && enable(&parent)
             && open(&dir.join("cgroup.procs"), true).is_some();
         let has = |name| offered.contains(&name);
@@ -340,6 +346,17 @@ mod tests {
 30 22 0:27 /docker/x /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
 31 22 0:28 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
 ";
+
+    #[test]
+    fn a_group_of_somebody_else_is_not_ours_to_make_groups_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let parent = dir.path().join(PARENT);
+        assert!(make_parent(&parent) && make_parent(&parent), "our own, made and found");
+        // That it is there says nothing: only root may write to it now.
+        fs::set_permissions(&parent, std::os::unix::fs::PermissionsExt::from_mode(0o555)).unwrap();
+        assert!(make_dir(&parent));
+        assert_eq!(make_parent(&parent), rustix::process::geteuid().is_root());
+    }
 
     #[test]
     fn hierarchies_are_found_by_controller() {
