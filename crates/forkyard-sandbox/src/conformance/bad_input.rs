@@ -19,7 +19,7 @@ pub fn cases() -> Vec<Case> {
 
 /// One of these kinds, with a fix.
 fn typed<T>(what: &str, result: Result<T, SandboxError>, kinds: &[ErrorKind]) -> CaseResult {
-    let Some(error) = result.err() else { return Err(Failed(format!("{what} was taken"))) };
+    let Some(error) = result.err() else { return Err(Failed::new(format!("{what} was taken"))) };
     ensure!(kinds.contains(&error.kind), "{what}: {:?}: {error}", error.kind);
     ensure!(error.hint.is_some(), "{what}: no fix in {error}");
     Ok(())
@@ -157,7 +157,7 @@ async fn use_after_the_end(ctx: &Ctx) -> CaseResult {
 async fn archives_that_are_not(ctx: &Ctx) -> CaseResult {
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("archive");
-    let name = || forkyard_core::SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed(e.to_string()));
+    let name = || forkyard_core::SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed::new(e.to_string()));
     for rubbish in [&b""[..], b"{}\n", b"rubbish", &[0; 100_000]] {
         std::fs::write(&path, rubbish)?;
         typed("rubbish", ctx.provider.import_snapshot(&name()?, &path).await, &[ErrorKind::Invalid])?;

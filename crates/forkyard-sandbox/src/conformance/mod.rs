@@ -17,7 +17,7 @@ use futures::future::BoxFuture;
 
 pub use self::attacks::{Attack, AttackReport, Ending, Stage, attempt, markdown as attacks_markdown};
 
-use crate::{Capabilities, ExecRequest, ExecResult, Provider, Sandbox, SandboxError, SandboxSpec};
+use crate::{Achieved, Capabilities, ExecRequest, ExecResult, Provider, Sandbox, SandboxError, SandboxSpec};
 
 /// Where cases run.
 pub struct Ctx {
@@ -28,34 +28,50 @@ pub struct Ctx {
     pub spec: SandboxSpec,
     /// The network of the providers, where attacks on it are to be made.
     pub stage: Option<Arc<Stage>>,
+    /// What such a sandbox was seen to get on this machine.
+    achieved: Option<Achieved>,
     next: AtomicU32,
 }
 
 /// Why a case failed.
 #[derive(Debug)]
-pub struct Failed(pub String);
+pub struct Failed {
+    pub why: String,
+    /// While what it needs was made: nothing was tried yet, and nothing is shown.
+    pub before: bool,
+}
+
+impl Failed {
+    pub fn new(why: impl Into<String>) -> Failed {
+        Failed { why: why.into(), before: false }
+    }
+
+    pub fn before(e: impl Into<Failed>) -> Failed {
+        Failed { before: true, ..e.into() }
+    }
+}
 
 impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.why)
     }
 }
 
 impl From<SandboxError> for Failed {
     fn from(e: SandboxError) -> Failed {
-        Failed(format!("{:?}: {e}", e.kind))
+        Failed::new(format!("{:?}: {e}", e.kind))
     }
 }
 
 impl From<std::io::Error> for Failed {
     fn from(e: std::io::Error) -> Failed {
-        Failed(e.to_string())
+        Failed::new(e.to_string())
     }
 }
 
 impl From<serde_json::Error> for Failed {
     fn from(e: serde_json::Error) -> Failed {
-        Failed(e.to_string())
+        Failed::new(e.to_string())
     }
 }
 
@@ -77,7 +93,7 @@ macro_rules! ensure {
     ($condition:expr, $($what:tt)+) => {{
         let condition: bool = $condition;
         if !condition {
-            return Err($crate::conformance::Failed(format!($($what)+)));
+            return Err($crate::conformance::Failed::new(format!($($what)+)));
         }
     }};
 }
@@ -87,7 +103,7 @@ macro_rules! ensure_eq {
             (left, right) => {
                 if left != right {
                     let what = concat!(stringify!($left), " is not ", stringify!($right));
-                    return Err($crate::conformance::Failed(format!("{what}: {left:?} / {right:?}")));
+                    return Err($crate::conformance::Failed::new(format!("{what}: {left:?} / {right:?}")));
                 }
             }
         }
@@ -110,7 +126,19 @@ use {case, ensure, ensure_eq};
 
 impl Ctx {
     pub fn new(provider: Arc<dyn Provider>, other: Arc<dyn Provider>, spec: SandboxSpec) -> Ctx {
-        Ctx { provider, other, spec, stage: None, next: AtomicU32::new(0) }
+        Ctx { provider, other, spec, stage: None, achieved: None, next: AtomicU32::new(0) }
+    }
+
+    /// Makes one sandbox and removes it: where none can be made, that is what there is to say. What it achieved is known then.
+    pub async fn trial(&mut self) -> crate::Result<()> {
+        let (id, mut spec) = (self.id(), self.spec.clone());
+        // Less than any machine has, or there would be nothing to keep.
+        spec.limits.cpus = 0.5;
+        let sandbox = self.provider.create(&id, Attempt(1), &spec).await?;
+        let info = sandbox.info().await;
+        self.provider.destroy(&id).await?;
+        self.achieved = Some(info?.achieved);
+        Ok(())
     }
 
     /// Both providers have this stage's egress.
@@ -120,7 +148,7 @@ impl Ctx {
     }
 
     fn stage(&self) -> Result<&Stage, Failed> {
-        self.stage.as_deref().ok_or_else(|| Failed("attacks on the network need a stage".into()))
+        self.stage.as_deref().ok_or_else(|| Failed::new("attacks on the network need a stage"))
     }
 
     fn id(&self) -> SandboxId {
@@ -133,7 +161,7 @@ impl Ctx {
     }
 
     async fn sandbox_with(&self, spec: &SandboxSpec) -> Result<Arc<dyn Sandbox>, Failed> {
-        Ok(self.provider.create(&self.id(), Attempt(1), spec).await?)
+        self.provider.create(&self.id(), Attempt(1), spec).await.map_err(Failed::before)
     }
 }
 

@@ -71,7 +71,7 @@ async fn a_background_writer_is_never_seen(ctx: &Ctx) -> CaseResult {
     let ends = sh(&child, "tail -n 1 log; tail -n 1 last").await?.out;
     let ends: Vec<u64> = ends.lines().filter_map(|line| line.parse().ok()).collect();
     let [log, last] = ends[..] else {
-        return Err(super::Failed(format!("the copies end with {ends:?}")));
+        return Err(super::Failed::new(format!("the copies end with {ends:?}")));
     };
     ensure!(log == last || log == last + 1, "copies of two moments: {log} and {last}");
     grows_beyond(parent.stat("last").await?.size).await?;
@@ -118,7 +118,7 @@ async fn export_and_import(ctx: &Ctx) -> CaseResult {
         touch \"$(printf 'odd\\nname')\"; chmod 750 d; echo x > -dash; rm -rf /etc/fonts; touch -d '2001-02-03 04:05:06' d/e/bin";
     sh(&sandbox, script).await?;
     let (without, from, to) = (name(ctx), name(ctx), name(ctx));
-    let dir = tempfile::tempdir().map_err(|e| super::Failed(e.to_string()))?;
+    let dir = tempfile::tempdir().map_err(|e| super::Failed::new(e.to_string()))?;
     let archive = dir.path().join("archive");
     let bytes_of = |path: &std::path::Path| std::fs::metadata(path).map_or(u64::MAX, |m| m.len());
     // An archive holds what the sandbox started from too: only what these files add to it counts.
@@ -127,7 +127,7 @@ async fn export_and_import(ctx: &Ctx) -> CaseResult {
     ctx.provider.export_snapshot(&without, &archive).await?;
     ctx.provider.remove_snapshot(&without).await?;
     let before = bytes_of(&archive);
-    std::fs::remove_file(&archive).map_err(|e| super::Failed(e.to_string()))?;
+    std::fs::remove_file(&archive).map_err(|e| super::Failed::new(e.to_string()))?;
     sandbox.snapshot(&from, &Labels::new()).await?;
     ctx.provider.export_snapshot(&from, &archive).await?;
     let added = bytes_of(&archive).saturating_sub(before);
@@ -139,10 +139,10 @@ async fn export_and_import(ctx: &Ctx) -> CaseResult {
     let look = "cd /workspace; ls -lA --time-style=+%s . d d/e; stat -c %h hard; od -c hard; ls /etc/fonts";
     let (want, got) = (sh(&sandbox, look).await?, sh(&child, look).await?);
     ensure_eq!(got.out.replace("total 4\n", ""), want.out.replace("total 4\n", ""));
-    let bytes = std::fs::read(&archive).map_err(|e| super::Failed(e.to_string()))?;
+    let bytes = std::fs::read(&archive).map_err(|e| super::Failed::new(e.to_string()))?;
     for broken in [&bytes[..bytes.len() / 2], b"", b"{}\n", &bytes[..bytes.len() - 1]] {
         let path = dir.path().join("broken");
-        std::fs::write(&path, broken).map_err(|e| super::Failed(e.to_string()))?;
+        std::fs::write(&path, broken).map_err(|e| super::Failed::new(e.to_string()))?;
         let refused = ctx.provider.import_snapshot(&name(ctx), &path).await.err();
         ensure_eq!(refused.map(|e| e.kind), Some(ErrorKind::Invalid));
     }

@@ -1,5 +1,5 @@
 use std::borrow::Cow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
@@ -15,15 +15,14 @@ use crate::cli::Global;
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::output::Output;
-use crate::render::table::left;
-use crate::render::{Cell, Color, Table};
-use crate::settings::Settings;
+use crate::settings::{Settings, environment};
 
 mod attack;
+mod list;
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Attack a sandbox as a hostile agent would, and say what stopped each attempt; exit status 1 on a breach.
+    /// Attack a sandbox as a hostile agent would, and say what stopped each attempt; exit status 1 on a breach, and if one could not be made.
     #[arg(long)]
     pub attack: bool,
     /// Whose sandboxes are attacked: local or docker [default: local].
@@ -93,23 +92,8 @@ impl DoctorArgs {
         if out.json {
             out.json(&json!({ "schema": "forkyard.doctor/1", "sound": sound, "checks": checks }))?;
         } else {
-            let mut table = Table::new(vec![left(""), left("Part"), left("Found"), left("Fix")]);
-            for c in &checks {
-                let mark = match c.health {
-                    Health::Good => Cell::new("✓").color(Color::Green),
-                    Health::Missing => Cell::new("–").color(Color::Yellow),
-                    Health::Open => Cell::new("!").color(Color::Yellow),
-                    Health::Bad => Cell::new("✗").color(Color::Red),
-                };
-                table.row(vec![
-                    mark,
-                    Cell::new(&c.name),
-                    Cell::new(&c.found),
-                    Cell::new(c.fix.as_deref().unwrap_or_default()),
-                ]);
-            }
             let style = out.style;
-            out.text(&table.render(&style))?;
+            out.text(&list::list(&checks, &style))?;
         }
         Ok(if sound { Exit::Success } else { Exit::Failure })
     }
@@ -172,7 +156,7 @@ fn checks(s: &Settings) -> Vec<Check> {
 fn sandboxes(s: &Settings) -> Vec<Check> {
     let tried = crate::runtime().map(|runtime| {
         runtime.block_on(async {
-            let provider = LocalProvider::new(&s.home.join("sandboxes"), LocalOptions::default())?;
+            let provider = LocalProvider::new(&state_dir(s), local_options())?;
             Ok::<_, SandboxError>(doctor(&provider).await)
         })
     });
@@ -197,6 +181,15 @@ fn sandboxes(s: &Settings) -> Vec<Check> {
             fix: f.fix,
         })
         .collect()
+}
+
+/// As every sandbox of this user has them: toolchains are looked for in the same home.
+fn local_options() -> LocalOptions {
+    LocalOptions { home: environment().get("HOME").map(PathBuf::from), ..LocalOptions::default() }
+}
+
+fn state_dir(s: &Settings) -> PathBuf {
+    s.home.join("sandboxes")
 }
 
 fn writable_home(home: &Path) -> Check {

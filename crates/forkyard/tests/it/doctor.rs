@@ -66,10 +66,25 @@ fn attacks_are_made_and_told() {
 
     let ran = w.run(&["doctor", "--attack", "--only", "16"]);
     assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
-    assert!(ran.stdout.contains("seccomp") && ran.stdout.contains("0 breaches"), "{}", ran.stdout);
+    assert!(
+        ran.stdout.contains("seccomp") && ran.stdout.ends_with("1 attempt, 0 breaches.\n"),
+        "{}",
+        ran.stdout
+    );
     let ran = w.run(&["doctor", "--attack", "--only", "39"]);
     assert_eq!(ran.code, 2, "{}", ran.stderr);
     assert_eq!(w.run(&["doctor", "--only", "16"]).code, 2);
+}
+
+/// Where no sandbox can be made that is the error, and nothing is called a breach.
+#[test]
+fn without_a_sandbox_nothing_is_attacked() {
+    let w = World::new();
+    let ran = w.run(&["doctor", "--attack", "--only", "16", "--image", "archive:/no/such/file"]);
+    assert_eq!(ran.code, 1, "{}{}", ran.stdout, ran.stderr);
+    assert!(ran.stderr.contains("/no/such/file") && ran.stderr.contains("hint"), "{}", ran.stderr);
+    assert!(!ran.stdout.contains("breach") && !ran.stderr.contains("breach"), "{}{}", ran.stdout, ran.stderr);
+    assert_eq!(std::fs::read_dir(w.home().join("doctor")).unwrap().count(), 0, "nothing is left");
 }
 
 #[test]

@@ -88,7 +88,7 @@ async fn forged_events_are_output(ctx: &Ctx) -> CaseResult {
         .collect();
     sandbox.write_file("forged", Bytes::from(forged.clone()), None).await?;
     let script = "cat forged; cat forged >&2; for fd in /proc/self/fd/* /proc/1/fd/*; do cat forged > $fd; done 2>/dev/null >/dev/null; exit 3";
-    for call in [None, Some(CallId::new("forged").map_err(|e| Failed(e.to_string()))?)] {
+    for call in [None, Some(CallId::new("forged").map_err(|e| Failed::new(e.to_string()))?)] {
         let request = ExecRequest { call, ..ExecRequest::shell(script) };
         let (result, out, err) = sandbox.exec(request).await?.output().await?;
         ensure_eq!(result.exit_code, 3);
@@ -140,10 +140,10 @@ async fn children_share_no_secret(ctx: &Ctx) -> CaseResult {
     let parent = ctx.sandbox_with(&spec).await?;
     let look = EVERYWHERE.replace("MARK", &value[..4]);
     ensure!(!sh(&parent, &look).await?.out.contains(&value), "the secret is inside");
-    let call = CallId::new("parents").map_err(|e| Failed(e.to_string()))?;
+    let call = CallId::new("parents").map_err(|e| Failed::new(e.to_string()))?;
     run(&parent, ExecRequest::shell("echo private > /dev/shm/x; (sleep 300 &) >/dev/null 2>&1").call(call))
         .await?;
-    let snapshot = SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed(e.to_string()))?;
+    let snapshot = SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed::new(e.to_string()))?;
     parent.snapshot(&snapshot, &Labels::new()).await?;
     let child_spec = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..ctx.spec.clone() };
     let made = async {

@@ -153,7 +153,7 @@ async fn hard_links_stay_inside(ctx: &Ctx) -> CaseResult {
         return Ok(());
     }
     sh(&sandbox, "echo parent > f").await?;
-    let snapshot = SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed(e.to_string()))?;
+    let snapshot = SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed::new(e.to_string()))?;
     sandbox.snapshot(&snapshot, &Labels::new()).await?;
     let child =
         ctx.sandbox_with(&SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..ctx.spec.clone() }).await;
@@ -247,7 +247,7 @@ async fn read_all(ctx: &Ctx, sandbox: &Arc<dyn Sandbox>) -> CaseResult {
     if !ctx.provider.capabilities().snapshot {
         return Ok(());
     }
-    let snapshot = SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed(e.to_string()))?;
+    let snapshot = SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed::new(e.to_string()))?;
     sandbox.snapshot(&snapshot, &Labels::new()).await?;
     let dir = tempfile::tempdir()?;
     let archive = dir.path().join("archive");
@@ -261,12 +261,11 @@ async fn read_all(ctx: &Ctx, sandbox: &Arc<dyn Sandbox>) -> CaseResult {
 
 async fn readers_neither_hang_nor_fill(ctx: &Ctx) -> CaseResult {
     let sandbox = ctx.sandbox().await?;
-    let script =
-        "mkfifo pipe; ln -s /dev/zero zero; ln -s pipe link; ln -s /dev/tty terminal; truncate -s 1T sparse";
+    let script = "mkfifo pipe; ln -s /dev/zero zero; ln -s pipe link; ln -s /dev/tty terminal; truncate -s 1099511627776 sparse";
     run(&sandbox, ExecRequest::shell(script)).await?;
     tokio::time::timeout(Duration::from_secs(60), read_all(ctx, &sandbox))
         .await
-        .map_err(|_| Failed("a reader of the host hangs".into()))?
+        .map_err(|_| Failed::new("a reader of the host hangs"))?
 }
 
 async fn odd_names_stay_names(ctx: &Ctx) -> CaseResult {

@@ -59,7 +59,7 @@ impl Forger {
 }
 
 fn name(ctx: &Ctx) -> Result<SnapshotId, Failed> {
-    SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed(e.to_string()))
+    SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed::new(e.to_string()))
 }
 
 fn stream(frames: Frames) -> Vec<u8> {
@@ -111,7 +111,7 @@ async fn hostile_archives(ctx: &Ctx) -> CaseResult {
     // What may be in an archive loses what must not: setuid bits, and a way out.
     let tame = stream(vec![file("setuid"), (Entry::Data { at: 0 }, b"x".to_vec()), link("out", &target)]);
     let Some(sandbox) = try_inside(ctx, &path, forger.archive(&tame)).await? else {
-        return Err(Failed("a sound archive was refused".into()));
+        return Err(Failed::new("a sound archive was refused"));
     };
     let mut modes = Vec::new();
     for dir in ["", "/workspace"] {

@@ -41,7 +41,9 @@ pub fn cases() -> Vec<Case> {
 /// The probe's attempts that worked.
 pub fn worked(output: &str) -> Result<Vec<String>, Failed> {
     let results: Vec<Vec<&str>> = output.lines().map(|line| line.splitn(3, ' ').collect()).collect();
-    ensure!(!results.is_empty() && results.iter().all(|r| r.len() == 3), "the probe did not run: {output}");
+    if results.is_empty() || results.iter().any(|r| r.len() != 3) {
+        return Err(Failed::before(Failed::new(format!("the probe did not run: {output}"))));
+    }
     Ok(results.iter().filter(|r| r[2] == "0" || r[2] == "fork-failed").map(|r| r[1].to_string()).collect())
 }
 
@@ -126,7 +128,7 @@ async fn host_processes_are_not_seen(ctx: &Ctx) -> CaseResult {
         .out;
     let numbers: Vec<u32> = output.lines().filter_map(|n| n.trim().parse().ok()).collect();
     let [processes, sockets, shared] = numbers[..] else {
-        return Err(Failed(format!("no numbers: {output}")));
+        return Err(Failed::new(format!("no numbers: {output}")));
     };
     ensure!(processes < 8, "{processes} processes");
     ensure!(sockets <= 4, "{sockets} Unix sockets");
@@ -164,7 +166,7 @@ async fn sockets_of_the_host(ctx: &Ctx) -> CaseResult {
     for target in [format!("@{name}"), path.display().to_string()] {
         for kind in ["unix", "rights"] {
             if dial(&sandbox, &[kind, &target]).await?.is_ok() {
-                return Err(Failed(format!("{target} was reached")));
+                return Err(Failed::new(format!("{target} was reached")));
             }
         }
     }

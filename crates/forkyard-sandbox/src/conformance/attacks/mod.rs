@@ -9,12 +9,13 @@ mod network;
 mod resources;
 mod stage;
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::{Case, Ctx};
-use crate::ProviderKind;
+use crate::{Achieved, LimitMeans, ProviderKind};
 
 pub use stage::Stage;
 
@@ -32,20 +33,31 @@ pub struct Attack {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Layers {
-    Same(&'static str),
-    Each { local: &'static str, docker: &'static str },
+struct Layers {
+    local: Layer,
+    docker: &'static str,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Layer {
+    Always(&'static str),
+    /// By the means that a sandbox of this machine has for the limit.
+    Means { of: fn(&Achieved) -> LimitMeans, kernel: &'static str, watchdog: &'static str },
 }
 
 impl Attack {
-    /// What stops it, or makes it harmless.
-    pub fn layer(&self, provider: ProviderKind) -> &'static str {
-        match (self.layers, provider) {
-            (Layers::Same(layer), _) | (Layers::Each { local: layer, .. }, ProviderKind::Local) => layer,
-            (
-                Layers::Each { docker, .. },
-                ProviderKind::Docker | ProviderKind::E2b | ProviderKind::Daytona,
-            ) => docker,
+    /// What stops it, or makes it harmless: of a sandbox that `achieved` this, or on any machine.
+    pub fn layer(&self, provider: ProviderKind, achieved: Option<&Achieved>) -> Cow<'static, str> {
+        match (provider, self.layers.local) {
+            (ProviderKind::Docker | ProviderKind::E2b | ProviderKind::Daytona, _) => {
+                self.layers.docker.into()
+            }
+            (ProviderKind::Local, Layer::Always(layer)) => layer.into(),
+            (ProviderKind::Local, Layer::Means { of, kernel, watchdog }) => match achieved.map(of) {
+                Some(LimitMeans::Kernel) => kernel.into(),
+                Some(LimitMeans::Watchdog | LimitMeans::None) => watchdog.into(),
+                None => format!("{kernel}, else {watchdog}").into(),
+            },
         }
     }
 }
@@ -59,6 +71,8 @@ pub enum Ending {
     Harmless,
     /// It got further than it may.
     Breach,
+    /// What it needs could not be made: nothing is known of it.
+    NotTried,
 }
 
 impl Ending {
@@ -67,6 +81,7 @@ impl Ending {
             Ending::Denied => "denied",
             Ending::Harmless => "harmless",
             Ending::Breach => "breach",
+            Ending::NotTried => "not tried",
         }
     }
 }
@@ -78,26 +93,36 @@ pub struct AttackReport {
     pub name: &'static str,
     pub attempt: &'static str,
     pub outcome: Ending,
-    pub layer: &'static str,
-    /// Of a breach: what was expected and what was.
+    /// Nothing, unless something stopped it.
+    pub layer: Option<Cow<'static, str>>,
+    /// Of a breach: what was expected and what was. Of one that was not tried: why.
     pub detail: Option<String>,
 }
 
 macro_rules! attack {
     ($name:ident, $items:expr, $attempt:literal, $ending:ident by $layer:literal) => {
-        attack!(@ $name, $items, $attempt, $ending, $crate::conformance::attacks::Layers::Same($layer))
+        attack!($name, $items, $attempt, $ending by local $layer docker $layer)
     };
     ($name:ident, $items:expr, $attempt:literal, $ending:ident by local $local:literal docker $docker:literal) => {
-        attack!(@ $name, $items, $attempt, $ending,
-            $crate::conformance::attacks::Layers::Each { local: $local, docker: $docker })
+        attack!(@ $name, $items, $attempt, $ending, $docker,
+            $crate::conformance::attacks::Layer::Always($local))
     };
-    (@ $name:ident, $items:expr, $attempt:literal, $ending:ident, $layers:expr) => {
+    ($name:ident, $items:expr, $attempt:literal, $ending:ident
+        by local $limit:ident $kernel:literal else $watchdog:literal docker $docker:literal) => {
+        attack!(@ $name, $items, $attempt, $ending, $docker,
+            $crate::conformance::attacks::Layer::Means {
+                of: |achieved| achieved.$limit,
+                kernel: $kernel,
+                watchdog: $watchdog,
+            })
+    };
+    (@ $name:ident, $items:expr, $attempt:literal, $ending:ident, $docker:literal, $local:expr) => {
         $crate::conformance::Case {
             attack: Some($crate::conformance::attacks::Attack {
                 items: &$items,
                 attempt: $attempt,
                 ending: $crate::conformance::attacks::Ending::$ending,
-                layers: $layers,
+                layers: $crate::conformance::attacks::Layers { local: $local, docker: $docker },
             }),
             ..$crate::conformance::case!($name)
         }
@@ -124,18 +149,21 @@ pub fn cases() -> Vec<Case> {
 /// Makes one attempt and says what came of it. None: a case of conformance, which is no attempt.
 pub async fn attempt(case: &Case, ctx: &Ctx) -> Option<AttackReport> {
     let attack = case.attack?;
-    let failed = match tokio::time::timeout(CASE_TIMEOUT, case.run(ctx)).await {
-        Ok(Ok(())) => None,
-        Ok(Err(e)) => Some(e.to_string()),
-        Err(_) => Some(format!("it did not end within {} s", CASE_TIMEOUT.as_secs())),
+    let (outcome, detail) = match tokio::time::timeout(CASE_TIMEOUT, case.run(ctx)).await {
+        Ok(Ok(())) => (attack.ending, None),
+        Ok(Err(e)) if e.before => (Ending::NotTried, Some(e.why)),
+        Ok(Err(e)) => (Ending::Breach, Some(e.why)),
+        Err(_) => (Ending::Breach, Some(format!("it did not end within {} s", CASE_TIMEOUT.as_secs()))),
     };
+    let stopped = matches!(outcome, Ending::Denied | Ending::Harmless);
+    let provider = ctx.provider.capabilities().provider;
     Some(AttackReport {
         items: attack.items,
         name: case.name,
         attempt: attack.attempt,
-        outcome: if failed.is_some() { Ending::Breach } else { attack.ending },
-        layer: attack.layer(ctx.provider.capabilities().provider),
-        detail: failed,
+        outcome,
+        layer: stopped.then(|| attack.layer(provider, ctx.achieved.as_ref())),
+        detail,
     })
 }
 
@@ -177,8 +205,8 @@ pub fn markdown() -> String {
             items.join(", "),
             attack.attempt,
             attack.ending.as_str(),
-            attack.layer(ProviderKind::Local),
-            attack.layer(ProviderKind::Docker),
+            attack.layer(ProviderKind::Local, None),
+            attack.layer(ProviderKind::Docker, None),
         ));
     }
     out.push_str("\nNot a sandbox's to stop:\n\n| number | attempt | by |\n|---|---|---|\n");
@@ -191,6 +219,31 @@ pub fn markdown() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_held_is_said_as_the_sandbox_recorded_it() {
+        let by = |name: &str, achieved: Option<&Achieved>| {
+            let all = cases();
+            let attack = all.iter().find(|case| case.name == name).unwrap().attack.unwrap();
+            attack.layer(ProviderKind::Local, achieved).into_owned()
+        };
+        let achieved = |memory, disk| Achieved {
+            memory,
+            cpu: LimitMeans::Kernel,
+            disk,
+            processes: LimitMeans::Kernel,
+            network: LimitMeans::None,
+            layers: Vec::new(),
+        };
+        let strong = achieved(LimitMeans::Kernel, LimitMeans::Kernel);
+        let weak = achieved(LimitMeans::Watchdog, LimitMeans::Watchdog);
+        assert_eq!(by("memory_is_contained", Some(&strong)), "cgroup");
+        assert_eq!(by("memory_is_contained", Some(&weak)), "watchdog");
+        assert_eq!(by("memory_is_contained", None), "cgroup, else watchdog");
+        assert_eq!(by("the_disk_is_contained", Some(&strong)), "project quota");
+        assert_eq!(by("the_disk_is_contained", Some(&weak)), "watchdog");
+        assert_eq!(by("namespaces_and_mounts", Some(&weak)), "seccomp");
+    }
 
     /// The numbers that concern a sandbox; 12 to 15, 32 and 36 to 39 are others'.
     #[test]

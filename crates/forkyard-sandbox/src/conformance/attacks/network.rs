@@ -131,14 +131,14 @@ async fn a_rebound_name(ctx: &Ctx) -> CaseResult {
     let sandbox = networked(ctx, site.allowed("")).await?;
     let get = format!("GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", site.authority());
     let first =
-        connect(&sandbox, &site.authority()).await?.map_err(|e| Failed(format!("not reached: {e}")))?;
+        connect(&sandbox, &site.authority()).await?.map_err(|e| Failed::new(format!("not reached: {e}")))?;
     ensure!(say(first, &get).await.ends_with("hello"), "the allowed host does not answer");
     refused(stage, &sandbox, &site.authority(), &[Reason::ClosedAddress]).await
 }
 
 /// The first message of a TLS client that names a host.
 fn client_hello(name: &str) -> Result<Vec<u8>, Failed> {
-    let bad = |e: &dyn std::fmt::Display| Failed(e.to_string());
+    let bad = |e: &dyn std::fmt::Display| Failed::new(e.to_string());
     let config =
         rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -159,7 +159,7 @@ async fn other_names_and_ports(ctx: &Ctx) -> CaseResult {
     network.allow.extend(read.allowed(":ro").allow);
     let sandbox = networked(ctx, network).await?;
     let reach = async |authority: String| {
-        connect(&sandbox, &authority).await?.map_err(|e| Failed(format!("{authority}: {e}")))
+        connect(&sandbox, &authority).await?.map_err(|e| Failed::new(format!("{authority}: {e}")))
     };
     // Another name in the handshake, to a host whose tunnel is open and to one that is terminated.
     for site in [&open, &read] {
@@ -196,7 +196,8 @@ async fn an_allowed_host_takes_nothing(ctx: &Ctx) -> CaseResult {
     let sandbox = networked(ctx, site.allowed(":ro")).await?;
     let authority = site.authority();
     let send = async |line: &str, headers: &str, body: &str| -> Result<String, Failed> {
-        let stream = connect(&sandbox, &authority).await?.map_err(|e| Failed(format!("{authority}: {e}")))?;
+        let stream =
+            connect(&sandbox, &authority).await?.map_err(|e| Failed::new(format!("{authority}: {e}")))?;
         let text =
             format!("{line} HTTP/1.1\r\nHost: {authority}\r\n{headers}Connection: close\r\n\r\n{body}");
         Ok(say(stream, text).await)
@@ -232,7 +233,7 @@ async fn the_hosts_loopback(ctx: &Ctx) -> CaseResult {
     let open = networked(ctx, bridge()).await?;
     for address in ["127.0.0.1", "127.9.9.9", "[::1]", "[::ffff:127.0.0.1]"] {
         if dial(&sandbox, &["tcp", address, &port]).await?.is_ok() {
-            return Err(Failed(format!("{address}:{port} was reached")));
+            return Err(Failed::new(format!("{address}:{port} was reached")));
         }
         ensure!(connect(&open, &format!("{address}:{port}")).await?.is_err(), "{address} by the proxy");
     }

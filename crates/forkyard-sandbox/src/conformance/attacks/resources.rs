@@ -12,15 +12,15 @@ use crate::{ExecRequest, Signal};
 pub fn cases() -> Vec<Case> {
     vec![
         attack!(a_fork_bomb_is_contained, [22], "A fork bomb",
-            Harmless by local "rlimit of the user namespace, cgroup v2" docker "cgroup"),
+            Harmless by local "rlimit of the user namespace" docker "cgroup"),
         attack!(memory_is_contained, [23], "All the memory there is",
-            Harmless by local "cgroup, else the watchdog" docker "cgroup"),
+            Harmless by local memory "cgroup" else "watchdog" docker "cgroup"),
         attack!(shared_memory_is_contained, [23], "All the memory there is, as files in memory",
             Harmless by local "size of /dev/shm" docker "size of each tmpfs, cgroup"),
         attack!(the_disk_is_contained, [23], "All the disk there is, in folders that can't be listed",
-            Harmless by local "watchdog, or a quota under --strict" docker "watchdog"),
+            Harmless by local disk "project quota" else "watchdog" docker "watchdog"),
         attack!(moving_folders_hide_no_flood, [23, 25], "All the disk there is, behind and inside folders that move all the time",
-            Harmless by local "watchdog, which lets all stand still; or a quota under --strict"
+            Harmless by local disk "project quota" else "watchdog, which lets all stand still"
                 docker "watchdog, which lets all stand still"),
         attack!(inodes_are_contained, [23], "Empty files without end", Harmless by "watchdog: an entry counts 4 KiB"),
         attack!(an_output_flood_is_contained, [23], "Output without end, by many calls at once",
@@ -36,7 +36,7 @@ pub fn cases() -> Vec<Case> {
         attack!(the_watchdog_can_not_be_starved, [25], "The clock, priorities, limits and descriptors of the supervisor",
             Denied by "seccomp, no capabilities"),
         attack!(short_lived_processes_are_counted, [25], "Work for a processor in processes that end before anybody looks",
-            Harmless by local "cgroup, else the watchdog" docker "cgroup"),
+            Harmless by local cpu "cgroup" else "watchdog" docker "cgroup"),
         attack!(a_busy_machine_hides_no_flood, [25], "A flood behind processes that keep every processor busy",
             Harmless by "watchdog"),
     ]
@@ -290,7 +290,7 @@ async fn short_lived_processes_are_counted(ctx: &Ctx) -> CaseResult {
         let (minutes, seconds) = word.trim_end_matches('s').split_once('m').unwrap_or(("", ""));
         let (minutes, seconds) = (minutes.parse::<f64>(), seconds.parse::<f64>());
         let (Ok(minutes), Ok(seconds)) = (minutes, seconds) else {
-            return Err(crate::conformance::Failed(format!("not times: {:?}", output.out)));
+            return Err(crate::conformance::Failed::new(format!("not times: {:?}", output.out)));
         };
         used += 60.0 * minutes + seconds;
     }

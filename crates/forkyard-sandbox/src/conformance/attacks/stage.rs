@@ -201,7 +201,7 @@ impl Origin {
 
 /// Puts the probe inside.
 pub async fn bring_probe(sandbox: &Arc<dyn Sandbox>) -> Result<(), Failed> {
-    Ok(sandbox.write_file(PROBE, Bytes::from_static(GUEST), Some(0o755)).await?)
+    sandbox.write_file(PROBE, Bytes::from_static(GUEST), Some(0o755)).await.map_err(Failed::before)
 }
 
 /// What the probe printed.
@@ -224,7 +224,7 @@ pub async fn dial(
             Ok(Some(Ok(ExecEvent::Stderr(_)))) => {}
             Ok(Some(Ok(ExecEvent::Exit(_))) | None) => break,
             Ok(Some(Err(e))) => return Err(e.into()),
-            Err(_) => return Err(Failed(format!("the probe {args:?} says nothing"))),
+            Err(_) => return Err(Failed::new(format!("the probe {args:?} says nothing"))),
         }
     }
     let end = said.iter().position(|b| *b == b'\n').unwrap_or(said.len());
@@ -269,7 +269,7 @@ async fn carry(mut exec: Exec, stream: DuplexStream, first: Vec<u8>) {
 /// A connection to the proxy.
 pub async fn to_proxy(sandbox: &Arc<dyn Sandbox>) -> Result<DuplexStream, Failed> {
     let (address, port) = (PROXY_ADDRESS.ip().to_string(), PROXY_ADDRESS.port().to_string());
-    dial(sandbox, &["tcp", &address, &port]).await?.map_err(|e| Failed(format!("no proxy inside: {e}")))
+    dial(sandbox, &["tcp", &address, &port]).await?.map_err(|e| Failed::new(format!("no proxy inside: {e}")))
 }
 
 /// Says something over it and reads what is answered, to the end.
