@@ -262,7 +262,7 @@ fn local(
     let home = env.get("HOME").map(PathBuf::from);
     let options = LocalOptions { egress: Some(egress), home, ..LocalOptions::default() };
     let provider = LocalProvider::new(&s.home.join("sandboxes"), options);
-    Ok(Arc::new(provider.map_err(|e| CliError::failure(e.to_string()))?))
+    Ok(Arc::new(provider?))
 }
 
 async fn docker(s: &Settings, egress: Arc<dyn EgressFactory>) -> Result<Arc<dyn Provider>, SandboxError> {

@@ -126,11 +126,17 @@ pub async fn doctor(provider: &LocalProvider) -> Vec<Finding> {
     }));
     found.push(match super::disk::check() {
         Ok(()) => {
-            let detail = "watchdog; with --strict a disk of its own, whose limit the kernel keeps";
-            finding("disk limit", Level::Ok, detail, None)
+            let fix = "with --strict a disk of its own, whose limit the kernel keeps";
+            finding("disk limit", Level::Weak, "watchdog", Some(fix))
         }
         Err((why, fix)) => finding("disk limit", Level::Weak, format!("watchdog: {why}"), Some(fix)),
     });
+    found.push(finding(
+        "network rate",
+        Level::Weak,
+        "the proxy, where a rate is asked for",
+        Some("no machine's kernel keeps it: leave the rate out where --strict is wanted"),
+    ));
     let shown: Vec<String> =
         provider.shown().iter().map(|s| format!("{} ({})", s.path.display(), s.why)).collect();
     found.push(finding("host trees, read-only", Level::Ok, shown.join(", "), None));

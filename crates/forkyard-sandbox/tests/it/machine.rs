@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use forkyard_core::{Attempt, SandboxId};
 use forkyard_sandbox::local::{Level, LocalOptions, LocalProvider, doctor};
+use crate::local::as_ordinary_user;
 use forkyard_sandbox::{
     ErrorKind, ExecEvent, ExecRequest, LimitMeans, NetworkMode, Provider, SandboxSpec, SandboxStatus,
 };
@@ -129,6 +130,44 @@ async fn limits_are_kept_by_the_strongest_means_and_it_is_said_which() {
 
 #[tokio::test]
 #[ignore = "needs a machine of its own: cargo xtask vm"]
+/// On any machine, as anybody: what doctor says is what the next sandbox has.
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_says_what_a_sandbox_gets() {
+    let (provider, _dir) = provider();
+    let id = id("said");
+    let sandbox = provider.create(&id, Attempt(1), &offline()).await.unwrap();
+    let achieved = sandbox.info().await.unwrap().achieved;
+    provider.destroy(&id).await.unwrap();
+    let found = doctor(&provider).await;
+    let about =
+        |what: &str| found.iter().find(|f| f.what == what).unwrap_or_else(|| panic!("nothing on {what}"));
+    for (what, means) in
+        [("memory limit", achieved.memory), ("cpu limit", achieved.cpu), ("disk limit", achieved.disk)]
+    {
+        let kernel = means == LimitMeans::Kernel;
+        let row = about(what);
+        let expected = if kernel { Level::Ok } else { Level::Weak };
+        assert_eq!((row.level, row.detail.starts_with("watchdog")), (expected, !kernel), "{row:?}");
+        assert_eq!(row.fix.is_some(), !kernel, "{row:?}");
+    }
+    let landlock = achieved.layers.iter().any(|layer| layer == "landlock");
+    assert_eq!(about("landlock").level == Level::Ok, landlock, "{:?}", about("landlock"));
+    assert_eq!(about("isolation").level, Level::Ok, "{:?}", about("isolation"));
+    // The rate is kept by the proxy, which a sandbox with one records as the weaker means.
+    assert_eq!(about("network rate").level, Level::Weak);
+    let shown = &about("host trees, read-only").detail;
+    assert!(provider.shown().iter().all(|tree| shown.contains(tree.path.to_str().unwrap())), "{shown}");
+    provider.settle().await;
+    assert!(provider.list(&Default::default()).await.unwrap().is_empty(), "nothing is left");
+}
+
+/// After root, whose groups are there then and are nobody else's to use.
+#[test]
+fn doctor_says_what_an_ordinary_user_gets() {
+    drop(provider());
+    as_ordinary_user("machine::doctor_says_what_a_sandbox_gets");
+}
+
 async fn a_busy_sandbox_gets_its_share_of_the_processor_and_no_more() {
     let (provider, _dir) = provider();
     let mut spec = offline();
