@@ -57,6 +57,11 @@ pub struct SandboxSpec {
     pub lifetime: Lifetime,
     /// Refuse anything weaker than the kernel's own enforcement of a limit.
     pub strict: bool,
+    /// A file system in a file of its own, so that the kernel keeps the disk limit where it could not else. Costs some speed, and
+    /// snapshots are copies.
+    // What does not ask for it reads as before, to older versions too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub disk_image: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

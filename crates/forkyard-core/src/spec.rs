@@ -126,6 +126,9 @@ pub struct SandboxPlan {
     pub env: BTreeMap<String, String>,
     pub volumes: Vec<Volume>,
     pub strict: bool,
+    // What does not ask for it reads as before, to older versions too.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub disk_image: bool,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -147,6 +147,7 @@ impl App {
         sandbox.limits.network_bytes_per_s = plan.network_bytes_per_s.or(sandbox.limits.network_bytes_per_s);
         set(&mut sandbox.env, plan.env);
         set(&mut sandbox.strict, plan.strict);
+        set(&mut sandbox.disk_image, plan.disk_image);
         set(&mut sandbox.network.mode, plan.network.map(Into::into));
         set(&mut sandbox.network.allow, plan.allow);
         set(&mut sandbox.network.no_default_allow, plan.no_default_allow);

@@ -1555,6 +1555,11 @@ export interface components {
              * @default null
              */
             disk_bytes: number | null;
+            /**
+             * @description A disk of its own for the sandbox, whose limit the kernel keeps.
+             * @default null
+             */
+            disk_image: boolean | null;
             /** @default null */
             env: {
                 [key: string]: string;
@@ -2240,6 +2245,11 @@ export interface components {
              * @default null
              */
             disk_bytes: number | null;
+            /**
+             * @description A disk of its own for the sandbox, whose limit the kernel keeps.
+             * @default null
+             */
+            disk_image: boolean | null;
             /** @default null */
             env: {
                 [key: string]: string;

@@ -45,6 +45,9 @@ pub struct VmArgs {
     /// Only tests whose path matches this extended regular expression.
     #[arg(long, value_name = "REGEX")]
     only: Option<String>,
+    /// Build all of the workspace, as `cargo xtask test` does, so that nothing is built twice.
+    #[arg(long)]
+    workspace: bool,
     /// Show the whole console.
     #[arg(short, long)]
     verbose: bool,
@@ -128,7 +131,7 @@ impl Plan {
 
 pub fn run(args: &VmArgs) -> Result<()> {
     setup::install(PACKAGES)?;
-    boot_with(&Plan::new(args), Scope::Crate)
+    boot_with(&Plan::new(args), if args.workspace { Scope::Workspace } else { Scope::Crate })
 }
 
 /// What is built together: as the tests before were, so that nothing is built twice.
@@ -141,7 +144,7 @@ pub enum Scope {
 /// As a part of all tests: what fits some minutes.
 pub fn in_ci(scope: Scope, verbose: bool) -> Result<()> {
     setup::install(PACKAGES)?;
-    let args = VmArgs { modes: Vec::new(), scale: Scale::Ci, only: None, verbose };
+    let args = VmArgs { modes: Vec::new(), scale: Scale::Ci, only: None, workspace: true, verbose };
     boot_with(&Plan::new(&args), scope)
 }
 
@@ -321,7 +324,13 @@ mod tests {
     use super::*;
 
     fn plan() -> Plan {
-        Plan::new(&VmArgs { modes: vec![Mode::User], scale: Scale::Ci, only: None, verbose: false })
+        Plan::new(&VmArgs {
+            modes: vec![Mode::User],
+            scale: Scale::Ci,
+            only: None,
+            workspace: false,
+            verbose: false,
+        })
     }
 
     fn end(lines: &[&str]) -> Result<()> {

@@ -520,6 +520,7 @@ fn full_run() -> RunSpec {
             env: BTreeMap::from([("LANG".into(), "C".into())]),
             volumes: vec![Volume { host_path: "/srv/data".into(), path: "/data".into(), writable: true }],
             strict: true,
+            disk_image: false,
         },
         setup: Some("make deps".into()),
         verify: Some("make test".into()),

@@ -175,6 +175,7 @@ impl Hands {
             labels,
             lifetime: Lifetime(job.spec.fork_timeout + job.spec.linger + LIFETIME_SLACK),
             strict: plan.strict,
+            disk_image: plan.disk_image,
         }
     }
 

@@ -1,5 +1,6 @@
 //! More than a sandbox may have.
 
+use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 
 /// Folders of this many files: none is slow by itself.
@@ -16,4 +17,60 @@ pub fn inodes(dir: &str) -> ExitCode {
         }
     }
     ExitCode::FAILURE
+}
+
+/// A process that waits, and below it a chain of others: each lives for microseconds, makes the next and ends. Now and then one adds
+/// a byte to the file.
+pub fn hop(file: &str) -> ExitCode {
+    use std::io::Write;
+    const HOPS_A_BYTE: u32 = 10;
+    // SAFETY: this process has one thread, and nothing that a child would do twice.
+    unsafe {
+        libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+        if libc::fork() != 0 {
+            libc::pause();
+            return ExitCode::SUCCESS;
+        }
+    }
+    for hops in 1u32.. {
+        // SAFETY: as above.
+        unsafe {
+            libc::setsid();
+            if libc::fork() > 0 {
+                libc::_exit(0);
+            }
+        }
+        if hops.is_multiple_of(HOPS_A_BYTE) {
+            let _ = std::fs::File::options().append(true).create(true).open(file).and_then(|mut f| f.write(b"."));
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Takes a file or folder out of the project by which its disk is limited. Tells the errno of each way; 0: it worked.
+pub fn project(path: &str) -> ExitCode {
+    const GET: libc::Ioctl = 0x801C_581F_u32 as libc::Ioctl;
+    const SET: libc::Ioctl = 0x401C_5820_u32 as libc::Ioctl;
+    /// Of the kernel's `struct fsxattr`: flags first, the project fourth.
+    const PROJECT: usize = 3;
+    const INHERIT: u32 = 0x200;
+    let Ok(file) = std::fs::File::open(path) else { return ExitCode::FAILURE };
+    let ways: [(&str, fn(&mut [u32; 7])); 3] = [
+        ("no-project", |it| it[PROJECT] = 0),
+        ("another-project", |it| it[PROJECT] = it[PROJECT].wrapping_add(1)),
+        ("not-inherited", |it| it[0] &= !INHERIT),
+    ];
+    for (name, change) in ways {
+        let mut it = [0u32; 7];
+        // SAFETY: the kernel reads or writes one struct of 28 bytes, which lives across the calls.
+        let failed = unsafe {
+            libc::ioctl(file.as_raw_fd(), GET, it.as_mut_ptr()) != 0 || {
+                change(&mut it);
+                libc::ioctl(file.as_raw_fd(), SET, it.as_ptr()) != 0
+            }
+        };
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        println!("{name} {}", if failed { errno } else { 0 });
+    }
+    ExitCode::SUCCESS
 }

@@ -16,6 +16,8 @@ pub fn run(args: &[&str]) -> ExitCode {
         ["rights", name] => net::rights(name),
         ["listen", port, name] => net::listen(port, name),
         ["inodes", dir] => flood::inodes(dir),
+        ["hop", file] => flood::hop(file),
+        ["project", path] => flood::project(path),
         [script] if script.starts_with('/') => rewrite(),
         numbers => calls::run(numbers),
     }

@@ -118,7 +118,12 @@ pub fn check(spec: &SandboxSpec) -> Result<()> {
             ErrorKind::Unsupported,
             "strict: Docker volumes have no disk limit of the kernel's",
         )
-        .hint("leave --strict out, or use the local provider with a loop image"));
+        .hint("leave --strict out, or use the local provider"));
+    }
+    if spec.disk_image {
+        let message = "disk_image: Docker volumes are folders of the engine's own";
+        return Err(SandboxError::new(ErrorKind::Unsupported, message)
+            .hint("leave --disk-image out, or use the local provider"));
     }
     Ok(())
 }

@@ -211,15 +211,20 @@ impl Inner {
         if dir.exists() {
             self.end(id, None).await?; // its maker did not live to finish it
         }
-        // The kernel can keep a disk's limit only if the sandbox has one of its own, which costs speed: for who asks for it.
-        let disk = spec.strict;
+        // Where there is no quota the kernel can keep a disk's limit only if the sandbox has one of its own, which costs speed:
+        // for who asks for it.
+        let quotas = if spec.disk_image { None } else { self.quotas().ok() };
+        let disk = spec.disk_image || (spec.strict && quotas.is_none());
         if disk && let Err((why, fix)) = disk::check() {
-            let message = format!("strict: the kernel can't keep the disk limit: {why}");
+            let message = match spec.disk_image {
+                true => format!("disk_image: the sandbox can't have a disk of its own: {why}"),
+                false => format!("strict: the kernel can't keep the disk limit: {why}"),
+            };
             return Err(SandboxError::new(ErrorKind::Unsupported, message).hint(fix));
         }
         let volumes = host_dirs::check_volumes(&spec.volumes, &self.state.root)?;
         let Start { lower, host_trees, directory, image } = self.root_layers(id, &spec.root).await?;
-        let meta = Meta {
+        let mut meta = Meta {
             format: state::format(),
             id: id.clone(),
             attempt,
@@ -237,6 +242,7 @@ impl Inner {
             tried: 0,
             host_trees,
             disk,
+            project: None,
             directory,
             skeleton: String::new(),
             binds: Vec::new(),
@@ -247,9 +253,16 @@ impl Inner {
         };
         let made = async {
             self.state.make_dir(&dir)?;
-            let parts: &[&str] = if disk { &[] } else { &["up0", "work0"] };
-            for part in parts {
-                self.state.make_dir(&dir.join(part))?;
+            if !disk {
+                let parts = ["up0", "work0"].map(|part| dir.join(part));
+                for part in &parts {
+                    self.state.make_dir(part)?;
+                }
+                let claimed = quotas.map(|quotas| quotas.claim(&parts.each_ref().map(|part| part.as_path())));
+                meta.project = claimed.transpose().unwrap_or_else(|e| {
+                    tracing::warn!(sandbox = %id, error = %e, "no project for a disk quota");
+                    None
+                });
             }
             self.launch(meta.clone(), spec).await
         };
@@ -392,6 +405,7 @@ impl Inner {
         let dir = self.state.sandbox(&id);
         let zygote = self.zygote().await?;
         let (control, theirs) = UnixStream::pair().map_err(unavailable)?;
+        let room = self.room(&meta);
         let make_group = || self.cgroups.make(self.state.tag(), &id, &meta.limits, self.state.owner);
         let mut group = self.cgroups.births().then(make_group);
         let born_in = group.as_mut().and_then(|group| group.dir.take());
@@ -432,7 +446,7 @@ impl Inner {
         meta.born = u32::try_from(cloned.pid).ok().and_then(born).unwrap_or(0);
         meta.skeleton.clone_from(&self.skeleton);
         meta.binds = if meta.host_trees { zygote.binds.clone() } else { Vec::new() };
-        meta.achieved = achieved(spec, enforced, meta.disk);
+        meta.achieved = achieved(spec, enforced, meta.disk || room.is_some());
         meta.achieved.layers.clone_from(&zygote.layers);
         let result = async {
             if spec.strict {
@@ -457,6 +471,7 @@ impl Inner {
             Ok(LocalSandbox::new(Arc::clone(self), &meta, client?, egress) as Arc<dyn Sandbox>)
         };
         let result = result.await;
+        drop(room); // from now on the limit holds
         if result.is_err() {
             let _ = link::kill(&meta).await;
             self.remove_groups(meta.cgroups);

@@ -17,6 +17,8 @@ use crate::{
 const LIFETIME: Lifetime = Lifetime(Millis(60_000));
 /// What is asked of it takes milliseconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
+/// How the kernel keeps the disk limit where it has no quotas.
+const OWN_DISK: &str = "with --strict or --disk-image a disk of its own, whose limit the kernel keeps";
 /// Less than any machine has, or there would be nothing to keep; enough not to be waited for.
 const CPUS: f64 = 0.9;
 /// The namespaces of a sandbox, by the kernel's names and for people.
@@ -124,12 +126,15 @@ pub async fn doctor(provider: &LocalProvider) -> Vec<Finding> {
             Some("use cgroup v2, as root or delegated"),
         ),
     }));
-    found.push(match super::disk::check() {
-        Ok(()) => {
-            let fix = "with --strict a disk of its own, whose limit the kernel keeps";
-            finding("disk limit", Level::Weak, "watchdog", Some(fix))
+    let by_quota = seen.as_ref().is_none_or(|seen| seen.meta.achieved.disk == LimitMeans::Kernel);
+    found.push(match (inner.quotas(), super::disk::check()) {
+        (Ok(_), _) if by_quota => finding("disk limit", Level::Ok, "project quota", None),
+        (Ok(_), Ok(())) => finding("disk limit", Level::Weak, "watchdog", Some(OWN_DISK)),
+        (Err(missing), Ok(())) => {
+            let detail = format!("watchdog: {}; {OWN_DISK}", missing.why);
+            finding("disk limit", Level::Weak, detail, Some(missing.fix))
         }
-        Err((why, fix)) => finding("disk limit", Level::Weak, format!("watchdog: {why}"), Some(fix)),
+        (_, Err((why, fix))) => finding("disk limit", Level::Weak, format!("watchdog: {why}"), Some(fix)),
     });
     found.push(finding(
         "network rate",

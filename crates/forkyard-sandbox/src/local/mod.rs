@@ -14,6 +14,7 @@ mod host_dirs;
 mod image;
 mod kernel;
 mod link;
+mod quota;
 mod sandbox;
 mod skeleton;
 mod snapshot;
@@ -194,6 +195,12 @@ impl Inner {
             Some(meta) => link::kill(meta).await?,
             None => link::shut_down_unknown(&dir).await,
         }
+        // While there is a folder by which to find it again.
+        let project = match &meta {
+            Some(meta) => meta.project,
+            None => quota::project_of(&dir.join("up0")),
+        };
+        project.into_iter().for_each(|project| self.lift_quota(project));
         for layer in meta.iter().flat_map(|meta| &meta.lower) {
             if let Some(path) = self.state.drop_ref(layer, &format!("sandbox.{id}"))? {
                 self.remove_later(path);

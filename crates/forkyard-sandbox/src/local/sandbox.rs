@@ -147,7 +147,10 @@ impl Sandbox for LocalSandbox {
 
     async fn stats(&self) -> Result<Stats> {
         let figures = self.explain(self.guest().await?.figures().await)?;
-        let figures = figures.or_kernel(cgroup::usage(&self.meta()?.cgroups));
+        let meta = self.meta()?;
+        let mut figures = figures.or_kernel(cgroup::usage(&meta.cgroups));
+        // What the limit is compared with.
+        figures.disk_bytes = self.inner.used_by(&meta).or(figures.disk_bytes);
         let network = network(self.egress.as_deref(), self.inner.egress.as_deref(), &self.id);
         Ok(self.meter.stats(figures, network))
     }

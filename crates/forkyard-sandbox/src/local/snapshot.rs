@@ -177,7 +177,7 @@ impl Inner {
         let mut layer = None;
         let begun = (|| {
             for part in &parts {
-                self.state.make_dir(part)?;
+                self.make_part(part, meta.project)?;
             }
             let layer = layer.insert(self.new_layer(&user)?).clone();
             next.lower.insert(0, layer.clone());
@@ -238,6 +238,7 @@ impl Inner {
             };
             let held = [user.as_fd(), mount.as_fd(), line.as_fd(), lock.as_fd()];
             let directory = self.directory(meta).await?;
+            let _room = self.room(meta);
             self.zygote().await?.restack(self.root_ask(meta), ask, directory, held).await?;
             meta.skeleton.clone_from(&self.skeleton);
             Ok(OwnedFd::from(upper))
@@ -469,8 +470,8 @@ impl Inner {
         let dir = self.state.sandbox(&meta.id);
         let (upper, work) = (dir.join(format!("up{}", meta.upper)), dir.join(format!("work{}", meta.upper)));
         self.discard(&work)?;
-        self.state.make_dir(&upper)?;
-        self.state.make_dir(&work)
+        self.make_part(&upper, meta.project)?;
+        self.make_part(&work, meta.project)
     }
 }
 

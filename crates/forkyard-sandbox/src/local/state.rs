@@ -68,6 +68,9 @@ pub struct Meta {
     pub binds: Vec<String>,
     /// The live layer lies on a disk of its own.
     pub disk: bool,
+    /// The project that its layers belong to, where the kernel keeps quotas of such.
+    #[serde(default)]
+    pub project: Option<u32>,
     /// A directory of the host below all layers.
     pub directory: Option<String>,
     /// What its image says of the commands in it.

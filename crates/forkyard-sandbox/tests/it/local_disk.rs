@@ -1,4 +1,4 @@
-//! A disk limit that the kernel keeps: under `strict` a local sandbox has a disk of its own.
+//! A disk limit that the kernel keeps: on request, and under `strict` where it has no quotas, a local sandbox has a disk of its own.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -22,9 +22,9 @@ fn id(name: &str) -> SandboxId {
     SandboxId::new(name).unwrap()
 }
 
-fn strict() -> SandboxSpec {
+fn own_disk() -> SandboxSpec {
     let mut spec = offline(Root::Default);
-    (spec.strict, spec.limits.disk_bytes) = (true, DISK);
+    (spec.disk_image, spec.limits.disk_bytes) = (true, DISK);
     spec
 }
 
@@ -58,7 +58,7 @@ async fn no_devices(state: &Path) {
 async fn who_fills_its_own_disk_gets_no_space() {
     let dir = tempfile::tempdir().unwrap();
     let provider = open(dir.path());
-    let made = provider.create(&id("full"), Attempt(1), &strict()).await;
+    let made = provider.create(&id("full"), Attempt(1), &own_disk()).await;
     if !is_root() {
         let refused = made.err().unwrap();
         assert_eq!((refused.kind, refused.hint.as_deref()), (ErrorKind::Unsupported, Some("run as root")));
@@ -84,7 +84,7 @@ async fn who_fills_its_own_disk_gets_no_space() {
     let snapshot = SnapshotId::new("copy").unwrap();
     assert_eq!(sandbox.snapshot(&snapshot, &Labels::new()).await.unwrap().mode, SnapshotMode::Copied);
     assert_eq!(sh(&sandbox, "echo later > small").await.0, 0);
-    let child = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..strict() };
+    let child = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..own_disk() };
     let child = provider.create(&id("child"), Attempt(1), &child).await.unwrap();
     assert_eq!(sh(&child, "cat small").await.1, "kept\n");
     assert_eq!(devices(dir.path()).len(), 2);
@@ -101,12 +101,27 @@ async fn who_fills_its_own_disk_gets_no_space() {
     assert_empty(dir.path());
 }
 
+#[tokio::test]
+async fn strict_takes_whatever_means_the_kernel_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let spec = SandboxSpec { strict: true, disk_image: false, ..own_disk() };
+    match provider.create(&id("strict"), Attempt(1), &spec).await {
+        Ok(sandbox) => assert_eq!(sandbox.info().await.unwrap().achieved.disk, LimitMeans::Kernel),
+        Err(e) => assert!(!is_root() && e.kind == ErrorKind::Unsupported && e.hint.is_some(), "{e}"),
+    }
+    provider.destroy(&id("strict")).await.unwrap();
+    provider.settle().await;
+    no_devices(dir.path()).await;
+    assert_empty(dir.path());
+}
+
 #[test]
 fn an_ordinary_user_is_told_why_not() {
     as_ordinary_user("local_disk::who_fills_its_own_disk_gets_no_space");
 }
 
-/// Not a test by itself: makes strict sandboxes until it is killed.
+/// Not a test by itself: makes sandboxes with disks of their own until it is killed.
 #[tokio::test]
 #[ignore = "run by another test"]
 async fn an_owner_with_disks() {
@@ -114,7 +129,7 @@ async fn an_owner_with_disks() {
     let provider = open(Path::new(&state));
     for i in 0.. {
         println!("made");
-        let sandbox = provider.create(&id(&format!("disk{i}")), Attempt(1), &strict()).await.unwrap();
+        let sandbox = provider.create(&id(&format!("disk{i}")), Attempt(1), &own_disk()).await.unwrap();
         assert_eq!(sh(&sandbox, "head -c 8M /dev/zero > file").await.0, 0);
     }
 }

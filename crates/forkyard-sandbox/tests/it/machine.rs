@@ -1,13 +1,15 @@
 //! What a user's machine gives: its kernel, its modules, its cgroups. Those that need one of their own are ignored here and run in
 //! the virtual machine of `cargo xtask vm`, which says by `FORKYARD_MACHINE` as whom.
 
+mod quota;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::local::as_ordinary_user;
 use forkyard_core::{Attempt, SandboxId};
 use forkyard_sandbox::local::{Level, LocalOptions, LocalProvider, doctor};
-use crate::local::as_ordinary_user;
 use forkyard_sandbox::{
     ErrorKind, ExecEvent, ExecRequest, LimitMeans, NetworkMode, Provider, SandboxSpec, SandboxStatus,
 };
@@ -85,8 +87,8 @@ async fn limits_are_kept_by_the_strongest_means_and_it_is_said_which() {
     let means = |kernel| if kernel { LimitMeans::Kernel } else { LimitMeans::Watchdog };
     let (memory, cpu) = (machine().has_groups(), machine().shares_out_the_processor());
     assert_eq!(
-        (achieved.memory, achieved.cpu, achieved.processes),
-        (means(memory), means(cpu), LimitMeans::Kernel)
+        (achieved.memory, achieved.cpu, achieved.disk, achieved.processes),
+        (means(memory), means(cpu), means(machine() == Machine::Root), LimitMeans::Kernel)
     );
     assert!(achieved.layers.iter().any(|layer| layer == "landlock"), "{:?}", achieved.layers);
     match group_of(&id) {
@@ -128,8 +130,6 @@ async fn limits_are_kept_by_the_strongest_means_and_it_is_said_which() {
     assert_eq!(group_of(&id), None, "the group stays");
 }
 
-#[tokio::test]
-#[ignore = "needs a machine of its own: cargo xtask vm"]
 /// On any machine, as anybody: what doctor says is what the next sandbox has.
 #[tokio::test(flavor = "multi_thread")]
 async fn doctor_says_what_a_sandbox_gets() {
@@ -168,6 +168,8 @@ fn doctor_says_what_an_ordinary_user_gets() {
     as_ordinary_user("machine::doctor_says_what_a_sandbox_gets");
 }
 
+#[tokio::test]
+#[ignore = "needs a machine of its own: cargo xtask vm"]
 async fn a_busy_sandbox_gets_its_share_of_the_processor_and_no_more() {
     let (provider, _dir) = provider();
     let mut spec = offline();

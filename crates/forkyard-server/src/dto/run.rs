@@ -339,6 +339,8 @@ pub struct SandboxPlan {
     pub network_bytes_per_s: Option<u64>,
     pub env: Option<BTreeMap<String, String>>,
     pub strict: Option<bool>,
+    /// A disk of its own for the sandbox, whose limit the kernel keeps.
+    pub disk_image: Option<bool>,
     pub network: Option<NetworkMode>,
     /// Hosts that it may reach besides the default list.
     pub allow: Option<Vec<String>>,

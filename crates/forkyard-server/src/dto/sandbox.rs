@@ -122,6 +122,8 @@ pub struct CreateSandbox {
     pub processes: Option<u32>,
     pub env: Option<BTreeMap<String, String>>,
     pub strict: Option<bool>,
+    /// A disk of its own for the sandbox, whose limit the kernel keeps.
+    pub disk_image: Option<bool>,
     pub network: Option<NetworkMode>,
     pub allow: Option<Vec<String>>,
     pub no_default_allow: Option<bool>,

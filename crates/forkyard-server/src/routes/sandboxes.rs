@@ -108,6 +108,7 @@ impl App {
             labels: Labels::new(),
             lifetime: lifetime(r.lifetime_ms)?,
             strict: r.strict.unwrap_or(plan.strict),
+            disk_image: r.disk_image.unwrap_or(plan.disk_image),
         })
     }
 }

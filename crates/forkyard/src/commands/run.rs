@@ -97,6 +97,7 @@ struct RunFile {
     env: BTreeMap<String, Scalar>,
     volumes: Vec<String>,
     strict: bool,
+    disk_image: bool,
     memory: Option<Scalar>,
     cpus: Option<Scalar>,
     disk: Option<Scalar>,
@@ -231,6 +232,7 @@ impl RunFile {
             o.sandbox.clone_from(&self.sandbox);
         }
         o.strict |= self.strict;
+        o.disk_image |= self.disk_image;
         o.no_default_allow |= self.no_default_allow;
         if o.model.is_empty() {
             o.model = self.model.list();

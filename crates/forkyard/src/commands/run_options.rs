@@ -93,6 +93,9 @@ pub struct RunOptions {
     /// Refuse a limit that the kernel itself can't enforce here.
     #[arg(long, help_heading = "Sandbox")]
     pub strict: bool,
+    /// Give each sandbox a disk of its own, whose limit the kernel keeps (as root).
+    #[arg(long, help_heading = "Sandbox")]
+    pub disk_image: bool,
     /// Keep the sandboxes afterwards, until their deadline.
     #[arg(long, help_heading = "Sandbox")]
     pub keep: bool,
@@ -190,6 +193,7 @@ impl RunOptions {
         );
         for (key, flag, on) in [
             ("sandbox.strict", "--strict", self.strict),
+            ("sandbox.disk_image", "--disk-image", self.disk_image),
             ("network.no_default_allow", "--no-default-allow", self.no_default_allow),
         ] {
             if on {
@@ -263,6 +267,7 @@ impl RunOptions {
                 env: s.sandbox_env.clone(),
                 volumes: s.volumes.iter().map(|v| volume(v)).collect(),
                 strict: s.strict,
+                disk_image: s.disk_image,
             },
             setup: s.setup.clone(),
             verify: s.verify.clone(),

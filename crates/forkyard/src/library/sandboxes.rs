@@ -35,6 +35,7 @@ pub struct SandboxConfig {
     timeout: Option<Duration>,
     lifetime: Option<Duration>,
     strict: bool,
+    disk_image: bool,
 }
 
 impl SandboxConfig {
@@ -121,6 +122,11 @@ impl SandboxConfig {
         self.strict = true;
         self
     }
+    /// A disk of its own, whose limit the kernel keeps. Costs some speed, and snapshots are copies.
+    pub fn disk_image(mut self) -> SandboxConfig {
+        self.disk_image = true;
+        self
+    }
 
     /// What this one says, and where it says nothing, the other.
     fn over(self, other: &SandboxConfig) -> SandboxConfig {
@@ -144,6 +150,7 @@ impl SandboxConfig {
             timeout: self.timeout.or(o.timeout),
             lifetime: self.lifetime.or(o.lifetime),
             strict: self.strict || o.strict,
+            disk_image: self.disk_image || o.disk_image,
         }
     }
 
@@ -177,6 +184,7 @@ impl SandboxConfig {
             labels,
             lifetime: self.lifetime.map_or_else(Lifetime::default, |d| Lifetime(millis(d))),
             strict: self.strict || s.strict,
+            disk_image: self.disk_image || s.disk_image,
         })
     }
 }

@@ -49,6 +49,7 @@ pub fn create(spec: &RunSpec) -> Result<CreateRun> {
             network_bytes_per_s: plan.limits.network_bytes_per_s,
             env: Some(plan.env.clone()),
             strict: Some(plan.strict),
+            disk_image: Some(plan.disk_image),
             network: Some(plan.network.mode.into()),
             allow: Some(plan.network.allow.clone()),
             no_default_allow: Some(plan.network.no_default_allow),

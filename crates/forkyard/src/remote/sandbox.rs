@@ -150,6 +150,7 @@ impl Provider for RemoteProvider {
             processes: Some(spec.limits.processes),
             env: Some(spec.env.clone()),
             strict: Some(spec.strict),
+            disk_image: Some(spec.disk_image),
             network: Some(spec.network.mode.into()),
             allow: Some(spec.network.allow.clone()),
             no_default_allow: Some(spec.network.no_default_allow),

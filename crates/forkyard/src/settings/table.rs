@@ -175,6 +175,8 @@ settings! {
     docker_warm: u32 = "docker.warm" { default: Some("0"), range: Some(("0", "50")), env: &[var("FORKYARD_DOCKER_WARM")] }
     /// Refuse a limit that the kernel itself can't enforce here.
     strict: bool = "sandbox.strict" { default: Some("false"), env: &[var("FORKYARD_STRICT")], flag: Some("--strict") }
+    /// A disk of its own for each sandbox, whose limit the kernel keeps. Costs some speed, and snapshots are copies.
+    disk_image: bool = "sandbox.disk_image" { default: Some("false"), flag: Some("--disk-image") }
 
     /// What a sandbox can reach: nothing; the allow-list; any public address.
     network: NetworkMode = "network.mode" { default: Some("isolated"), env: &[var("FORKYARD_NETWORK")], flag: Some("--network") }

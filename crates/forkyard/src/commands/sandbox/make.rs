@@ -73,6 +73,9 @@ pub struct MakeOptions {
     /// Refuse a limit that the kernel itself can't enforce here.
     #[arg(long)]
     pub strict: bool,
+    /// Give it a disk of its own, whose limit the kernel keeps (as root).
+    #[arg(long)]
+    pub disk_image: bool,
     /// It ends by itself after this time, whatever happens.
     #[arg(long, value_name = "DURATION", default_value = "2h")]
     pub lifetime: String,
@@ -101,6 +104,9 @@ impl MakeOptions {
         }
         if self.no_default_allow {
             flags.set("network.no_default_allow", "--no-default-allow", "true");
+        }
+        if self.disk_image {
+            flags.set("sandbox.disk_image", "--disk-image", "true");
         }
     }
 
@@ -138,6 +144,7 @@ impl MakeOptions {
             labels: labels(&self.label)?,
             lifetime: Lifetime(duration("--lifetime", &self.lifetime)?),
             strict: s.strict,
+            disk_image: s.disk_image,
         })
     }
 
