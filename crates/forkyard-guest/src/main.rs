@@ -19,6 +19,7 @@ mod sys;
 fn main() -> std::process::ExitCode {
     // Kernels before 6.4 tell it by a file of /proc that is closed to us once others may not look into us.
     let _ = rustix::param::page_size();
+    sys::process::heed_signals();
     let args: Vec<String> = std::env::args().collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.get(1..).unwrap_or_default() {
@@ -30,7 +31,9 @@ fn main() -> std::process::ExitCode {
         ["unpack", archive, folder] => files::archive::unpack_command(archive, folder),
         ["probe", attempt @ ..] => probe::run(attempt),
         _ => {
-            eprintln!("usage: forkyard-guest zygote | serve SOCKET | connect SOCKET");
+            eprintln!(
+                "usage: forkyard-guest zygote | trees | restack | serve SOCKET | connect SOCKET | unpack FILE FOLDER | probe …"
+            );
             std::process::ExitCode::from(2)
         }
     }

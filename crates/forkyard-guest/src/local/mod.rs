@@ -70,7 +70,7 @@ pub fn run() -> ExitCode {
         match given {
             Some((pid, pidfd)) => {
                 drop(fds); // the next clone must not have them
-                reply(commands.as_fd(), &Answer::Cloned { pid }, &[pidfd.as_fd()]);
+                reply_cloned(commands.as_fd(), pid, &pidfd);
             }
             None => clone_for(&commands, ask, fds, &common),
         }
@@ -113,9 +113,7 @@ fn clone_for(commands: &OwnedFd, ask: Ask, fds: Vec<OwnedFd>, common: &Common) {
             }
             exit_now(0)
         }
-        Ok(Cloned::Parent { pid, pidfd }) => {
-            reply(commands.as_fd(), &Answer::Cloned { pid }, &[pidfd.as_fd()]);
-        }
+        Ok(Cloned::Parent { pid, pidfd }) => reply_cloned(commands.as_fd(), pid, &pidfd),
         Err(e) => {
             let failed = Answer::Failed { step: "clone".into(), errno: e.raw_os_error() };
             reply(commands.as_fd(), &failed, &[]);
@@ -133,8 +131,24 @@ fn receive<T: serde::de::DeserializeOwned>(
 
 /// A peer that is gone needs no answer.
 fn reply<T: serde::Serialize>(to: BorrowedFd<'_>, message: &T, fds: &[BorrowedFd<'_>]) {
+    let _ = try_reply(to, message, fds);
+}
+
+fn try_reply<T: serde::Serialize>(
+    to: BorrowedFd<'_>,
+    message: &T,
+    fds: &[BorrowedFd<'_>],
+) -> rustix::io::Result<usize> {
     let text = serde_json::to_vec(message).expect("messages have string keys and no failing parts");
-    let _ = socket::send(to, &text, fds);
+    socket::send(to, &text, fds)
+}
+
+/// Says who was made. If the handle can't be passed on (too many descriptors of this user are under way), nobody could use it.
+fn reply_cloned(to: BorrowedFd<'_>, pid: i32, pidfd: &OwnedFd) {
+    if let Err(e) = try_reply(to, &Answer::Cloned { pid }, &[pidfd.as_fd()]) {
+        let _ = rustix::process::pidfd_send_signal(pidfd, rustix::process::Signal::KILL);
+        reply(to, &Answer::Failed { step: "passing a descriptor".into(), errno: e.raw_os_error() }, &[]);
+    }
 }
 
 /// A host tree at `/bind/<index>` of the zygote, for `path` of a sandbox.

@@ -41,7 +41,8 @@ pub fn hop(file: &str) -> ExitCode {
             }
         }
         if hops.is_multiple_of(HOPS_A_BYTE) {
-            let _ = std::fs::File::options().append(true).create(true).open(file).and_then(|mut f| f.write(b"."));
+            let _ =
+                std::fs::File::options().append(true).create(true).open(file).and_then(|mut f| f.write(b"."));
         }
     }
     ExitCode::SUCCESS

@@ -65,6 +65,9 @@ fn spawn_fault(op: &ExecOp, cwd: &str, e: &SpawnError) -> (Fault, String) {
         (Stage::Clone, libc::EAGAIN) => {
             (Fault::Unavailable, "the sandbox is at its limit of processes".to_string())
         }
+        (Stage::Stopped, _) => {
+            (Fault::Unavailable, format!("{program}: a process in the sandbox stopped it before it began"))
+        }
         (Stage::Clone | Stage::Setup | Stage::Landlock, _) => {
             (Fault::Unavailable, format!("can't start {program}: {:?}: {reason}", e.stage))
         }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use forkyard_guest::protocol::{MAX_FRAME_TO_GUEST, PREFIX, Request, decode_prefix};
 use rustix::io::Errno;
@@ -22,6 +23,10 @@ pub struct Conn {
     pub out: Outbox,
     /// Set by an accepted greeting.
     pub attempt: Option<u32>,
+    /// A stranger that has not shown who it is by then is sent away.
+    pub greets_by: Option<Instant>,
+    /// A stranger that said something else gets no second answer.
+    pub refused: bool,
     /// Whether the loop is told when the socket can be written.
     pub wants_write: bool,
     pub uploads: HashMap<u32, Incoming>,
@@ -49,6 +54,8 @@ impl Conn {
             socket,
             out,
             attempt: None,
+            greets_by: None,
+            refused: false,
             wants_write: false,
             uploads: HashMap::new(),
             passed: None,

@@ -31,12 +31,42 @@ pub struct Stream {
     pub watched: bool,
     pub total: u64,
     pub spool: Spool,
+    /// What was still in it when the command's grace was over: that much is the command's, whoever else writes to it.
+    owed: Option<u64>,
 }
 
 impl Stream {
     pub fn new(fd: Option<OwnedFd>, keep: bool) -> Stream {
-        Stream { fd, watched: false, total: 0, spool: Spool::new(keep) }
+        Stream { fd, watched: false, total: 0, spool: Spool::new(keep), owed: None }
     }
+
+    /// Whether there is nothing more to come of a command that has ended.
+    fn is_in(&mut self, late: bool) -> bool {
+        let Some(fd) = &self.fd else { return true };
+        late && *self.owed.get_or_insert_with(|| rustix::io::ioctl_fionread(fd).unwrap_or(0)) == 0
+    }
+
+    fn is_in_grace(&self) -> bool {
+        self.fd.is_some() && self.owed.is_none()
+    }
+}
+
+/// What reading a stream came to.
+pub struct Taken {
+    /// Of the budget.
+    pub bytes: u64,
+    /// Nothing can come any more. It is still open: the loop may watch it.
+    pub over: bool,
+}
+
+/// What a command's stdin is waiting for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feed {
+    Nothing,
+    /// That the command reads.
+    Room,
+    /// Nothing any more: it is to be closed.
+    Over,
 }
 
 /// Somebody who reads a job's events.
@@ -91,17 +121,18 @@ impl Job {
         }
     }
 
-    /// Takes in what the command wrote. `budget` is what all spools together may still take. Returns what was taken from it.
+    /// Takes in what the command wrote. `budget` is what all spools together may still take.
     pub fn read(
         &mut self,
         which: Which,
         buffer: &mut Vec<u8>,
         dir: Option<BorrowedFd<'_>>,
         budget: u64,
-    ) -> u64 {
+    ) -> Taken {
         let max = self.max_output;
         let keeps = self.call.is_some();
         let mut dropped = false;
+        let mut over = false;
         let mut taken = 0;
         // Its pages are touched only by what is read.
         buffer.reserve(READ_SIZE);
@@ -114,11 +145,15 @@ impl Job {
                 break;
             }
             match rustix::io::read(fd.as_fd(), &mut buffer.spare_capacity_mut()[..room]) {
-                Ok(([], _)) => stream.fd = None,
+                Ok(([], _)) => {
+                    over = true;
+                    break;
+                }
                 Ok((data, _)) => {
                     let n = data.len();
                     turn += n;
                     stream.total += n as u64;
+                    stream.owed = stream.owed.map(|owed| owed.saturating_sub(n as u64));
                     let mut allowed = max.saturating_sub(stream.spool.length());
                     if keeps {
                         allowed = allowed.min(budget.saturating_sub(taken));
@@ -136,11 +171,14 @@ impl Job {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
-                Err(_) => stream.fd = None, // a terminal whose last user is gone says EIO
+                Err(_) => {
+                    over = true; // a terminal whose last user is gone says EIO
+                    break;
+                }
             }
         }
         self.truncated |= dropped;
-        taken
+        Taken { bytes: taken, over }
     }
 
     /// Sends readers what they have credit for, and the end once all is sent.
@@ -178,20 +216,27 @@ impl Job {
         }
     }
 
-    /// When, if ever, an ended command counts as done without the end of its output.
+    /// Until when the output of an ended command may come to its end; None if that was looked at, or need not be.
     pub fn grace_until(&self) -> Option<Instant> {
-        match (&self.ended, &self.exit) {
-            (Some((_, at)), None) => Some(*at + DRAIN_GRACE),
-            _ => None,
-        }
+        let (_, at) = self.ended.filter(|_| self.exit.is_none())?;
+        (self.stdout.is_in_grace() || self.stderr.is_in_grace()).then_some(at + DRAIN_GRACE)
     }
 
-    /// Whether it has ended and its output is in: all of it, or what came within the grace.
-    pub fn is_done(&self, now: Instant) -> bool {
-        let Some(until) = self.grace_until() else { return false };
-        // A stream that waits for its reader still has bytes to give.
-        let in_hand = |s: &Stream| s.fd.is_none() || (s.spool.room() > 0 && now >= until);
-        in_hand(&self.stdout) && in_hand(&self.stderr)
+    /// Whether it has ended and its output is in: all of it, or what was there after the grace.
+    pub fn is_done(&mut self, now: Instant) -> bool {
+        let Some((_, at)) = self.ended else { return false };
+        let late = now >= at + DRAIN_GRACE;
+        // Both are looked at, so that the grace is over for both.
+        let (out, err) = (self.stdout.is_in(late), self.stderr.is_in(late));
+        out && err
+    }
+
+    /// By the kernel, itself or what it waited for: 137 is a shell's word for a child that was killed.
+    pub fn was_killed(&self) -> bool {
+        self.ended.is_some_and(|(status, _)| match libc::WIFSIGNALED(status) {
+            true => libc::WTERMSIG(status) == libc::SIGKILL,
+            false => libc::WEXITSTATUS(status) == 128 + libc::SIGKILL,
+        })
     }
 
     pub fn finish(&mut self) {
@@ -217,26 +262,23 @@ impl Job {
         });
     }
 
-    /// Writes queued input. True if the loop must tell when more can be written.
-    pub fn feed(&mut self) -> bool {
-        while let Some(stdin) = &self.stdin {
+    /// Writes queued input.
+    pub fn feed(&mut self) -> Feed {
+        let Some(stdin) = &self.stdin else { return Feed::Nothing };
+        loop {
             let (front, _) = self.stdin_queue.as_slices();
             if front.is_empty() {
-                if self.stdin_ending {
-                    self.stdin = None;
-                }
-                return false;
+                return if self.stdin_ending { Feed::Over } else { Feed::Nothing };
             }
             match rustix::io::write(stdin, front) {
                 Ok(n) => drop(self.stdin_queue.drain(..n)),
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return true,
+                Err(Errno::AGAIN) => return Feed::Room,
                 Err(_) => {
-                    self.stdin = None; // it no longer reads
-                    self.stdin_queue.clear();
+                    self.stdin_queue.clear(); // it no longer reads
+                    return Feed::Over;
                 }
             }
         }
-        false
     }
 }

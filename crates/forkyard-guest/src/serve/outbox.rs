@@ -47,7 +47,8 @@ impl Outbox {
         self.state.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// From the loop: never waits. Its senders are bounded by credit or by one answer per request.
+    /// From the loop: never waits. Output is bounded by credit; a stranger gets one answer, an owner, who is trusted, one a
+    /// request.
     pub fn push(&self, seq: u32, answer: Answer, body: &[u8]) {
         self.push_with(seq, answer, body, Vec::new());
     }

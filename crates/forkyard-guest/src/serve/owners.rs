@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use forkyard_guest::protocol::{Answer, Fault, Op, Request, VERSION};
 use rustix::event::epoll;
@@ -14,8 +15,13 @@ use super::quiet::Quiet;
 use super::server::{Server, Token};
 use crate::files;
 
-/// Connections at once: an owner has one or two.
+/// Connections of owners at once: each has one or two.
 const MAX_CONNS: usize = 64;
+/// Connections that have not shown whose they are. In a container any command can make them: a new one takes the place of the
+/// oldest, so that they keep nobody out.
+const MAX_STRANGERS: usize = 16;
+/// Owners greet at once; their host may be slow.
+const GREETS_WITHIN: Duration = Duration::from_secs(10);
 /// Requests that wait for the end of a snapshot.
 const MAX_DEFERRED: usize = 4096;
 
@@ -25,18 +31,39 @@ impl Server {
         let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
         let Ok(socket) = rustix::net::accept_with(listener, flags) else { return };
         // Locally a peer outside of this pid namespace has no number in it; one that has is a command, and no owner.
-        if self.config.token.is_none() && peer_pid(&socket) != Some(0) || self.conns.len() >= MAX_CONNS {
+        if self.config.token.is_none() && peer_pid(&socket) != Some(0) {
             return;
         }
-        let _ = self.add_conn(socket);
+        let strangers =
+            self.conns.iter().filter(|(_, conn)| conn.attempt.is_none()).map(|(number, _)| *number);
+        let strangers: Vec<u64> = strangers.collect();
+        if self.conns.len() - strangers.len() >= MAX_CONNS {
+            return;
+        }
+        if strangers.len() >= MAX_STRANGERS
+            && let Some(oldest) = strangers.into_iter().min()
+        {
+            self.close_conn(oldest);
+        }
+        if let Ok(conn) = self.add_conn(socket) {
+            conn.greets_by = Some(Instant::now() + GREETS_WITHIN);
+        }
     }
 
-    pub(super) fn add_conn(&mut self, socket: OwnedFd) -> rustix::io::Result<()> {
+    pub(super) fn add_conn(&mut self, socket: OwnedFd) -> rustix::io::Result<&mut Conn> {
         rustix::io::ioctl_fionbio(&socket, true)?;
         let number = self.number();
         self.watch(socket.as_fd(), Token::Conn(number), epoll::EventFlags::IN)?;
-        self.conns.insert(number, Conn::new(socket, Outbox::new(Arc::clone(&self.wake))));
-        Ok(())
+        let conn = Conn::new(socket, Outbox::new(Arc::clone(&self.wake)));
+        Ok(self.conns.entry(number).insert_entry(conn).into_mut())
+    }
+
+    pub(super) fn send_strangers_away(&mut self, now: Instant) {
+        let late = |conn: &Conn| conn.greets_by.is_some_and(|by| now >= by);
+        let late: Vec<u64> = self.conns.iter().filter(|(_, conn)| late(conn)).map(|(n, _)| *n).collect();
+        for number in late {
+            self.close_conn(number);
+        }
     }
 
     pub(super) fn read_conn(&mut self, number: u64) {
@@ -68,6 +95,8 @@ impl Server {
         conn.out.close();
         self.changes.fetch_sub(conn.uploads.len(), Ordering::SeqCst);
         drop(conn);
+        self.deferred.retain(|(conn, ..)| *conn != number);
+        self.waiting.retain(|(conn, ..)| *conn != number);
         for job in self.jobs.values_mut() {
             job.readers.retain(|reader| reader.conn != number);
             if job.readers.is_empty() && job.call.is_none() && job.ended.is_none() {
@@ -75,15 +104,25 @@ impl Server {
             }
         }
         self.jobs.retain(|_, job| job.call.is_some() || job.ended.is_none() || !job.readers.is_empty());
-        if self.quiet.as_ref().is_some_and(|quiet| quiet.owner == number) {
+        if self.is_quiet_for(number) {
             self.thaw();
+        } else {
+            self.on_quiet();
         }
     }
 
+    fn is_quiet_for(&self, number: u64) -> bool {
+        self.quiet.as_ref().is_some_and(|quiet| quiet.owner == number)
+    }
+
     pub(super) fn on_request(&mut self, number: u64, request: Request, body: Vec<u8>) {
-        let Some(conn) = self.conns.get(&number) else { return };
+        let Some(conn) = self.conns.get_mut(&number) else { return };
         let (seq, out) = (request.seq, conn.out.clone());
+        if conn.refused {
+            return;
+        }
         if conn.attempt.is_none() && !matches!(request.op, Op::Hello { .. }) {
+            conn.refused = true;
             return out.error(seq, Fault::Denied, "say hello first");
         }
         let starts = matches!(request.op, Op::Exec(_)) || files::changes_files(&request.op);
@@ -107,8 +146,16 @@ impl Server {
             Op::Signal { exec, signal } => self.signal(number, seq, exec, signal),
             Op::Resize { exec, cols, rows } => self.resize(number, seq, exec, cols, rows),
             Op::Ack { exec, frames } => self.ack(number, exec, frames),
-            Op::Drop { exec } => self.drop_reader(number, exec),
-            Op::Forget { call } => self.forget(&call, seq, &out),
+            Op::Drop { exec } => {
+                if !self.take_back(number, exec) {
+                    self.drop_reader(number, exec);
+                }
+            }
+            Op::Forget { call } => {
+                self.forget_deferred(&call);
+                self.forget(&call, seq, &out);
+            }
+            Op::Abort { write } if self.take_back(number, write) => out.push(seq, Answer::Done, &[]),
             Op::Calls => {
                 let calls = self.jobs.values().filter_map(|job| job.call.clone()).collect();
                 out.push(seq, Answer::Calls { calls }, &[]);
@@ -140,26 +187,22 @@ impl Server {
                 }
             },
             Op::Thaw => {
-                if let Some(upper) = self.conns.get_mut(&number).and_then(|conn| conn.passed.take()) {
-                    self.watchdog.go_on_in(upper);
+                // The quiet of another is not over because this one's would be.
+                if self.is_quiet_for(number) {
+                    if let Some(upper) = self.conns.get_mut(&number).and_then(|conn| conn.passed.take()) {
+                        self.watchdog.go_on_in(upper);
+                    }
+                    self.thaw();
                 }
-                self.thaw();
                 out.push(seq, Answer::Done, &[]);
             }
-            Op::Pause => {
+            Op::Pause | Op::Resume => {
+                let still = matches!(request.op, Op::Pause);
                 match &mut self.quiet {
-                    Some(quiet) if quiet.owner == number => quiet.frozen = !self.paused,
-                    _ => self.paused = true,
+                    Some(quiet) if quiet.owner == number => quiet.frozen = still,
+                    _ => self.paused = still,
                 }
-                self.stand_still();
-                out.push(seq, Answer::Done, &[]);
-            }
-            Op::Resume => {
-                match &mut self.quiet {
-                    Some(quiet) if quiet.owner == number => quiet.frozen = false,
-                    _ => self.paused = false,
-                }
-                self.let_go_on();
+                self.keep_still();
                 out.push(seq, Answer::Done, &[]);
             }
             Op::Descriptors { what } => self.descriptors(seq, what, &out),
@@ -177,9 +220,28 @@ impl Server {
         }
     }
 
+    /// Whether a request of this connection was still waiting. It is not any more.
+    fn take_back(&mut self, number: u64, seq: u32) -> bool {
+        let before = self.deferred.len();
+        self.deferred.retain(|(conn, request, _)| (*conn, request.seq) != (number, seq));
+        self.deferred.len() < before
+    }
+
+    fn forget_deferred(&mut self, call: &str) {
+        let is_it =
+            |request: &Request| matches!(&request.op, Op::Exec(op) if op.call.as_deref() == Some(call));
+        let gone = self.deferred.extract_if(.., |(_, request, _)| is_it(request));
+        for (conn, request, _) in gone.collect::<Vec<_>>() {
+            if let Some(conn) = self.conns.get(&conn) {
+                conn.out.error(request.seq, Fault::NotFound, "the call was forgotten before it began");
+            }
+        }
+    }
+
     fn hello(&mut self, number: u64, seq: u32, version: u32, attempt: u32, token: Option<String>) {
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let out = conn.out.clone();
+        conn.refused = conn.attempt.is_none();
         if version != VERSION {
             return out.error(
                 seq,
@@ -199,6 +261,8 @@ impl Server {
             );
         }
         conn.attempt = Some(attempt);
+        conn.greets_by = None;
+        conn.refused = false;
         out.push(seq, Answer::Welcome { version: VERSION }, &[]);
         if attempt > self.config.attempt {
             self.config.attempt = attempt;

@@ -38,7 +38,7 @@ impl Server {
     pub(super) fn thaw(&mut self) {
         let Some(Quiet { since, frozen, .. }) = self.quiet.take() else { return };
         if frozen {
-            self.let_go_on();
+            self.keep_still();
         }
         // Landlock's rules hold for one root. Without them nothing may run.
         if since.is_some_and(|layer| layer != root_layer()) && self.renew_landlock().is_err() {
@@ -50,14 +50,19 @@ impl Server {
         }
     }
 
-    pub(super) fn stand_still(&self) {
-        if !self.config.freezer.as_ref().is_some_and(|freezer| freezer.freeze()) {
-            procs::stop_all();
-        }
+    /// Whether commands may not run: for a user, or for a snapshot.
+    pub(super) fn stands_still(&self) -> bool {
+        self.paused || self.quiet.as_ref().is_some_and(|quiet| quiet.frozen)
     }
 
-    pub(super) fn let_go_on(&self) {
-        if !self.config.freezer.as_ref().is_some_and(|freezer| freezer.thaw()) {
+    /// After either of its reasons came or went.
+    pub(super) fn keep_still(&self) {
+        let freezer = self.config.freezer.as_ref();
+        if self.stands_still() {
+            if !freezer.is_some_and(|freezer| freezer.freeze()) {
+                procs::stop_all();
+            }
+        } else if !freezer.is_some_and(|freezer| freezer.thaw()) {
             procs::continue_all();
         }
     }

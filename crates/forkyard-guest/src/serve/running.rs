@@ -1,11 +1,11 @@
 //! Commands under way: their streams, their ends, and the limits that the guest itself keeps.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::epoll;
 
-use super::job::Which;
+use super::job::{Feed, Which};
 use super::server::{Server, Token, has_children};
 use super::spool;
 use super::watch::{INTERVAL, Verdict};
@@ -16,10 +16,7 @@ impl Server {
         let Some(job) = self.jobs.get_mut(&number) else { return };
         for which in [Which::Stdout, Which::Stderr] {
             let stream = job.stream(which);
-            let Some(fd) = &stream.fd else {
-                stream.watched = false; // closing took it out
-                continue;
-            };
+            let Some(fd) = &stream.fd else { continue };
             let wanted = stream.spool.room() > 0;
             if wanted != stream.watched {
                 stream.watched = wanted;
@@ -39,7 +36,11 @@ impl Server {
         let budget = spool::MAX_TOTAL.saturating_sub(self.spooled);
         let taken = job.read(which, &mut self.buffer, dir, budget);
         if job.call.is_some() {
-            self.spooled += taken;
+            self.spooled += taken.bytes;
+        }
+        if taken.over {
+            let stream = job.stream(which);
+            close(&self.epoll, &mut stream.fd, &mut stream.watched);
         }
         self.progress(number);
     }
@@ -51,7 +52,8 @@ impl Server {
         if job.exit.is_none() && job.is_done(Instant::now()) {
             job.finish();
             let left = [job.stdout.fd.take(), job.stderr.fd.take()];
-            job.stdin = None;
+            close(&self.epoll, &mut job.stdin, &mut job.stdin_watched);
+            job.terminal = None;
             job.pump();
             for fd in left.into_iter().flatten() {
                 let drain = self.number();
@@ -71,11 +73,12 @@ impl Server {
 
     pub(super) fn feed(&mut self, number: u64) {
         let Some(job) = self.jobs.get_mut(&number) else { return };
-        let wants = job.feed();
-        let Some(stdin) = &job.stdin else {
-            job.stdin_watched = false;
-            return;
+        let wants = match job.feed() {
+            Feed::Over => return close(&self.epoll, &mut job.stdin, &mut job.stdin_watched),
+            Feed::Room => true,
+            Feed::Nothing => false,
         };
+        let Some(stdin) = &job.stdin else { return };
         if wants != job.stdin_watched {
             job.stdin_watched = wants;
             let data = epoll::EventData::new_u64(Token::Stdin(number).pack());
@@ -111,7 +114,7 @@ impl Server {
         }
         for number in ended {
             if let Some(job) = self.jobs.get_mut(&number) {
-                job.oom_killed |= self.oom_seen > job.oom_before;
+                job.oom_killed |= self.oom_seen > job.oom_before && job.was_killed();
             }
             // What it wrote last is in the pipe by now.
             for which in [Which::Stdout, Which::Stderr] {
@@ -141,7 +144,7 @@ impl Server {
             return;
         }
         self.next_look = Some(now + INTERVAL);
-        let note = match self.watchdog.look(self.paused) {
+        let note = match self.watchdog.look(self.stands_still()) {
             Verdict::Fine => return,
             Verdict::Memory => "forkyard: killed, because the sandbox passed its memory limit\n",
             Verdict::Disk => "forkyard: killed, because the sandbox passed its disk limit\n",
@@ -164,4 +167,15 @@ impl Server {
         }
         self.watchdog.measure_if_over();
     }
+}
+
+/// What is closed is taken out of the loop first: of a terminal there are several descriptors, and while one of them is open the
+/// kernel goes on to report what another was watched for.
+fn close(epoll: &OwnedFd, fd: &mut Option<OwnedFd>, watched: &mut bool) {
+    if let Some(fd) = fd.take()
+        && *watched
+    {
+        let _ = epoll::delete(epoll, &fd);
+    }
+    *watched = false;
 }

@@ -191,7 +191,8 @@ impl Server {
             let deadline = if job.ended.is_none() && !job.timed_out { job.deadline } else { None };
             [deadline, job.grace_until()]
         });
-        jobs.chain([self.next_look, Some(self.ends_at)]).flatten().min()
+        let strangers = self.conns.values().map(|conn| conn.greets_by);
+        jobs.chain(strangers).chain([self.next_look, Some(self.ends_at)]).flatten().min()
     }
 
     fn on_event(&mut self, token: Token, flags: epoll::EventFlags) {
@@ -249,6 +250,7 @@ impl Server {
         if self.watchdog.is_needed() {
             self.look(now);
         }
+        self.send_strangers_away(now);
         self.flush_all();
     }
 }

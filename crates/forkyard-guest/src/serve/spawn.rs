@@ -4,6 +4,12 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::thread::futex;
+use rustix::time::Timespec;
 
 use crate::sys::landlock;
 
@@ -11,9 +17,13 @@ use crate::sys::landlock;
 const STACK_SIZE: usize = 64 << 10;
 const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 /// Soft and hard bound on open files of a command: many tools raise the soft one to the hard one and then loop over it.
-const OPEN_FILES: libc::rlimit = libc::rlimit { rlim_cur: 65_536, rlim_max: 65_536 };
+const OPEN_FILES: u64 = 65_536;
 /// Of 1000, for which the kernel would choose it whatever its size.
 const COMMAND_SCORE: &[u8] = b"500";
+/// Most programs begin within a millisecond. After this one looks whether it was stopped.
+const EXEC_LOOK: Duration = Duration::from_millis(20);
+/// A program on a slow disk takes its time to be read; the guest does nothing else meanwhile.
+const EXEC_WITHIN: Duration = Duration::from_secs(5);
 const CORE_FILES: libc::rlimit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
 
 /// Where it failed; the caller words it.
@@ -21,6 +31,8 @@ const CORE_FILES: libc::rlimit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
 pub enum Stage {
     Arguments,
     Clone,
+    /// Before it was itself.
+    Stopped,
     Setup,
     Directory,
     Landlock,
@@ -72,12 +84,15 @@ pub struct Command<'a> {
 /// All that the child needs, laid out before it exists: it must not allocate.
 struct Plan {
     programs: Vec<CString>,
+    /// In the folders of PATH: what matters of one of them does not matter of all.
+    searched: bool,
     argv: Vec<*const c_char>,
     env: Vec<*const c_char>,
     cwd: CString,
     stdio: [RawFd; 3],
     terminal: bool,
     processes: libc::rlimit,
+    open_files: libc::rlimit,
     landlock: RawFd,
     group: RawFd,
     failed: Option<(Stage, i32)>,
@@ -86,6 +101,7 @@ struct Plan {
 pub struct Spawner {
     stack: Vec<u128>,
     score: Option<OomScore>,
+    open_files: libc::rlim_t,
 }
 
 /// When memory is short the kernel's choice is a command, before the guest and before anything of the host. A command inherits
@@ -123,7 +139,11 @@ fn errno() -> i32 {
 
 impl Spawner {
     pub fn new(score: Option<OomScore>) -> Spawner {
-        Spawner { stack: vec![0; STACK_SIZE / size_of::<u128>()], score }
+        // Descriptors that are under way between processes are counted by user, and compared with the sender's own bound: with
+        // half of it, no command can use up what the guests and the zygote of this user need.
+        let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+        let open_files = most.map_or(OPEN_FILES, |most| OPEN_FILES.min(most / 2));
+        Spawner { stack: vec![0; STACK_SIZE / size_of::<u128>()], score, open_files }
     }
 
     /// Returns the pid once the program runs (or has failed to).
@@ -136,7 +156,8 @@ impl Spawner {
         else {
             return Err(unusable());
         };
-        let programs = if program.contains('/') {
+        let searched = !program.contains('/');
+        let programs = if !searched {
             vec![text(program)?]
         } else {
             let dirs = command.env.path().split(':').filter(|dir| !dir.is_empty());
@@ -147,38 +168,73 @@ impl Spawner {
         let processes = libc::rlim_t::from(command.processes);
         let mut plan = Plan {
             programs,
+            searched,
             argv: pointers(&argv),
             env: pointers(env),
             cwd: text(command.cwd)?,
             stdio: command.stdio,
             terminal: command.terminal,
             processes: libc::rlimit { rlim_cur: processes, rlim_max: processes },
+            open_files: libc::rlimit { rlim_cur: self.open_files, rlim_max: self.open_files },
             landlock: command.landlock.unwrap_or(-1),
             group: command.group.unwrap_or(-1),
             failed: None,
         };
-        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        // Not CLONE_VFORK, which waits without an end for a child that others here may stop: the kernel clears `busy` and wakes
+        // who waits for it at the same moment, when the child has exec'd or ended.
+        let busy = AtomicU32::new(1);
+        let flags = libc::CLONE_VM | libc::CLONE_CHILD_CLEARTID | libc::SIGCHLD;
         if let Some(score) = &self.score {
             score.set(COMMAND_SCORE);
         }
-        // SAFETY: CLONE_VFORK keeps this thread (and thus `plan` and the stack) in place until the child has exec'd or ended;
-        // the stack pointer is the aligned end of memory that we own; the child only makes system calls.
+        // SAFETY: `wait_for_exec` keeps this thread (and thus `plan`, `busy` and the stack) in place until the child has exec'd
+        // or ended; the stack pointer is the aligned end of memory that we own; the child only makes system calls.
         let pid = unsafe {
             let top = self.stack.as_mut_ptr().add(self.stack.len());
-            libc::clone(child, top.cast::<c_void>(), flags, (&raw mut plan).cast::<c_void>())
+            let (none, busy) = (std::ptr::null_mut::<c_void>(), busy.as_ptr());
+            let plan = (&raw mut plan).cast::<c_void>();
+            libc::clone(child, top.cast::<c_void>(), flags, plan, none, none, busy)
         };
         let why = errno();
+        let stopped = pid > 0 && wait_for_exec(pid, &busy);
         if let Some(score) = &self.score {
             score.set(&score.own);
         }
         if pid < 0 {
             return Err(SpawnError { stage: Stage::Clone, errno: why });
         }
-        match plan.failed {
+        // SAFETY: the child, which wrote to it, no longer has this memory.
+        match unsafe { std::ptr::read_volatile(&raw const plan.failed) } {
             Some((stage, errno)) => Err(SpawnError { stage, errno }),
+            None if stopped => Err(SpawnError { stage: Stage::Stopped, errno: libc::EINTR }),
             None => Ok(pid),
         }
     }
+}
+
+/// Returns when the child has exec'd or ended. True if that was not its own doing: whoever shares its user id can stop it before it
+/// is itself, and must not stop the guest with it.
+fn wait_for_exec(pid: i32, busy: &AtomicU32) -> bool {
+    let (begun, mut killed) = (Instant::now(), false);
+    let Some(child) = Pid::from_raw(pid) else { return false };
+    let look = Timespec { tv_sec: 0, tv_nsec: EXEC_LOOK.subsec_nanos().into() };
+    while busy.load(Ordering::Acquire) != 0 {
+        // Shared, not private: the kernel's own wake-up is. No call in here may go by way of the C library: the child has the
+        // same errno.
+        let _ = futex::wait(busy, futex::Flags::empty(), 1, Some(&look));
+        if busy.load(Ordering::Acquire) != 0
+            && !killed
+            && (is_stopped(child) || begun.elapsed() > EXEC_WITHIN)
+        {
+            killed = kill_process(child, Signal::KILL).is_ok();
+        }
+    }
+    killed
+}
+
+fn is_stopped(child: Pid) -> bool {
+    let look = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(waitid(WaitId::Pid(child), look), Ok(Some(_)))
 }
 
 /// Between clone and exec: system calls only, no allocation, no unwinding.
@@ -216,7 +272,7 @@ fn run_child(plan: &Plan) -> Stage {
             return Stage::Setup;
         }
         // Lower bounds that are already there stay.
-        libc::setrlimit(libc::RLIMIT_NOFILE, &OPEN_FILES);
+        libc::setrlimit(libc::RLIMIT_NOFILE, &plan.open_files);
         libc::setrlimit(libc::RLIMIT_CORE, &CORE_FILES);
         if libc::chdir(plan.cwd.as_ptr()) < 0 {
             return Stage::Directory;
@@ -236,8 +292,8 @@ fn run_child(plan: &Plan) -> Stage {
                 _ => return Stage::Exec,
             }
         }
-        if found_but_denied {
-            *libc::__errno_location() = libc::EACCES;
+        if plan.searched {
+            *libc::__errno_location() = if found_but_denied { libc::EACCES } else { libc::ENOENT };
         }
         Stage::Exec
     }

@@ -52,7 +52,8 @@ impl Server {
     pub(super) fn start_waiting(&mut self) {
         while self.threads.load(Ordering::SeqCst) < MAX_THREADS {
             let Some((number, request, body)) = self.waiting.pop_front() else { return };
-            self.ask_files(number, request, body);
+            // As if it came now: somebody may have asked for quiet meanwhile.
+            self.on_request(number, request, body);
         }
     }
 
@@ -66,6 +67,7 @@ impl Server {
                 conn.uploads.remove(&write);
                 self.changes.fetch_sub(1, Ordering::SeqCst);
                 out.error(write, e.kind, e.message);
+                self.on_quiet();
             }
             return;
         }

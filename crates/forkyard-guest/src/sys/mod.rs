@@ -1,4 +1,4 @@
-//! System calls that the standard library has no words for. Everything unsafe of the guest is in here and in `spawn`.
+//! System calls that the standard library has no words for.
 
 pub mod landlock;
 pub mod mount;

@@ -122,6 +122,21 @@ pub fn kill(pid: i32, signal: i32) -> Result<()> {
     check(unsafe { libc::kill(pid, signal) } as libc::c_long).map(drop)
 }
 
+/// Whoever started Forkyard may have had signals ignored, and a command would inherit that. Rust's own wish about SIGPIPE stays.
+pub fn heed_signals() {
+    for signal in (1..=libc::SIGRTMAX()).filter(|signal| *signal != libc::SIGPIPE) {
+        // SAFETY: an all-zero sigaction is valid; only the default is set, and only where nothing handles the signal.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(signal, std::ptr::null(), &mut action) == 0
+                && action.sa_sigaction == libc::SIG_IGN
+            {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+        }
+    }
+}
+
 /// Ends this process at once: no destructors, no flushing of what the parent had buffered.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: _exit does not return and runs nothing.

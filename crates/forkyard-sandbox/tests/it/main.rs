@@ -9,6 +9,7 @@ mod egress_internal;
 mod egress_limits;
 mod egress_rules;
 mod egress_tools;
+mod guest;
 mod local;
 mod local_disk;
 mod local_images;
