@@ -40,6 +40,11 @@ impl ConfigArgs {
             .filter(|e| !self.changed || e.origin != Origin::Default)
             .collect();
         let secrets = &resolved.settings.tables.secrets;
+        // Runs on another machine see that one's.
+        let trees = match &resolved.settings.remote_url {
+            Some(_) => vec![],
+            None => super::doctor::host_trees(&resolved.settings.home),
+        };
         if out.json {
             let settings: Vec<_> = shown
                 .iter()
@@ -55,6 +60,7 @@ impl ConfigArgs {
                 "home": resolved.settings.home,
                 "settings": settings,
                 "secrets": secrets,
+                "host_trees": trees,
                 "warnings": warnings,
             }))?;
             return Ok(Exit::Success);
@@ -81,6 +87,12 @@ impl ConfigArgs {
             out.line("Every setting has its default.")?;
         } else {
             out.text(&table.render(&style))?;
+        }
+        if self.keys.is_empty() && !self.changed && !trees.is_empty() {
+            out.line("\nOf this machine, a local sandbox without an image sees, read-only:")?;
+            for tree in &trees {
+                out.line(&format!("  {} ({})", plain(&tree.path.display().to_string()), tree.why))?;
+            }
         }
         for warning in &resolved.warnings {
             out.line(&format!("{} {}", style.paint(Color::Yellow, "warning:"), plain(&warning.to_string())))?;
