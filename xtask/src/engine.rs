@@ -23,19 +23,22 @@ impl Engine {
         let dir = std::env::temp_dir().join(format!("forkyard-engine-{}", std::process::id()));
         std::fs::create_dir_all(&dir)?;
         let at = |name: &str| dir.join(name).display().to_string();
-        let child = Command::new("dockerd")
+        let log = std::fs::File::create(dir.join("log"))?;
+        // With its network as users have it, but not in that of this machine, where another engine's may be.
+        let child = Command::new("unshare")
+            .args(["--net", "dockerd", "-H", &host(&dir)])
             .args(["--data-root", &at("data"), "--exec-root", &at("exec"), "--pidfile", &at("pid")])
-            .args(["-H", &host(&dir), "--bridge", "none", "--iptables=false", "--ip6tables=false"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .context("dockerd")?;
         let mut engine = Engine { child, dir };
         let begun = Instant::now();
         while !engine.answers() {
             if let Some(status) = engine.child.try_wait()? {
-                bail!("dockerd ended: {status}");
+                let said = std::fs::read_to_string(engine.dir.join("log")).unwrap_or_default();
+                bail!("dockerd ended: {status}: {}", said.lines().last().unwrap_or_default());
             }
             if begun.elapsed() > UP_WITHIN {
                 bail!("dockerd does not answer within {} s", UP_WITHIN.as_secs());

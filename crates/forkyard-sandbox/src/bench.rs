@@ -47,6 +47,8 @@ const REST: Duration = Duration::from_millis(20);
 /// And after it: what is measured was done just before, so that no measured thing finds processors asleep or caches that
 /// another one filled.
 const WARM_UPS: usize = 2;
+/// A program without libraries of its own: what it takes is the sandbox's or the container's time, not the loader's.
+const BUSYBOX: &str = "/bin/busybox";
 const BWRAP: [&str; 11] =
     ["--ro-bind", "/", "/", "--unshare-all", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "true"];
 
@@ -87,10 +89,45 @@ async fn is_there(program: &str) -> bool {
 }
 
 async fn run_true(sandbox: &Arc<dyn Sandbox>) -> Result<()> {
-    match sandbox.exec(ExecRequest::new(["true"])).await?.output().await? {
+    run_program(sandbox, &["true"]).await
+}
+
+async fn run_program(sandbox: &Arc<dyn Sandbox>, argv: &[&str]) -> Result<()> {
+    match sandbox.exec(ExecRequest::new(argv.iter().copied())).await?.output().await? {
         (result, ..) if result.exit_code == 0 => Ok(()),
-        (result, ..) => Err(failed(format!("true ended with {}", result.exit_code))),
+        (result, ..) => Err(failed(format!("{} ended with {}", argv.join(" "), result.exit_code))),
     }
+}
+
+/// Times of a command in a sandbox that lives.
+async fn exec(sandbox: &Arc<dyn Sandbox>, argv: &[&str]) -> Result<Duration> {
+    let once = || async {
+        let start = Instant::now();
+        run_program(sandbox, argv).await?;
+        Ok(start.elapsed())
+    };
+    warmed(once).await
+}
+
+/// Of a sandbox made for one command.
+struct Life {
+    create: Duration,
+    destroy: Duration,
+    whole: Duration,
+}
+
+async fn life(provider: &LocalProvider, number: &AtomicUsize, argv: &[&str]) -> Result<Life> {
+    let spec = SandboxSpec::default();
+    let once = || async {
+        let (id, start) = (name("one", number.fetch_add(1, Ordering::Relaxed)), Instant::now());
+        let sandbox = provider.create(&id, Attempt(1), &spec).await?;
+        let create = start.elapsed();
+        run_program(&sandbox, argv).await?;
+        let ends = Instant::now();
+        provider.destroy(&id).await?;
+        Ok(Life { create, destroy: ends.elapsed(), whole: start.elapsed() })
+    };
+    warmed(once).await
 }
 
 fn name(prefix: &str, number: usize) -> SandboxId {
@@ -103,29 +140,31 @@ pub async fn run(options: &Options) -> Result<Report> {
     let local = LocalOptions { egress: Some(Arc::new(EgressProxy::new(egress))), ..LocalOptions::default() };
     let provider = LocalProvider::new(&options.dir.join("state"), local)?;
     let mut report = Report::new();
-    let spawned = single(&provider, options, &mut report).await?;
+    let ours = single(&provider, options, &mut report).await?;
     snapshots(&provider, options, &mut report).await?;
     burst(&provider, &mut report).await?;
     if options.alive > 0 {
         alive(&provider, options.alive, &mut report).await?;
     }
     provider.settle().await;
-    docker::measure(options, DOCKER_ROUNDS, &spawned, &mut report).await?;
+    docker::measure(options, DOCKER_ROUNDS, ours.as_ref(), &mut report).await?;
     Ok(report)
 }
 
-/// What Docker is compared with.
+const EXEC_STATIC: &str = "exec of busybox true";
+const LIFE_STATIC: &str = "create + busybox true + destroy";
+
+/// What Docker is compared with: the program that runs in its containers too.
 struct Single {
     whole: Duration,
     exec: Duration,
 }
 
 /// One sandbox at a time. All that is compared is measured in turns.
-async fn single(provider: &LocalProvider, options: &Options, report: &mut Report) -> Result<Single> {
-    let spec = SandboxSpec::default();
-    let warm = provider.create(&name("warm", 0), Attempt(1), &spec).await?;
+async fn single(provider: &LocalProvider, options: &Options, report: &mut Report) -> Result<Option<Single>> {
+    let warm = provider.create(&name("warm", 0), Attempt(1), &SandboxSpec::default()).await?;
     run_true(&warm).await?;
-    let bwrap = is_there("bwrap").await;
+    let (bwrap, busybox) = (is_there("bwrap").await, Path::new(BUSYBOX).exists());
     let home = options.dir.join("home");
     let (mut times, number) = (Times::default(), AtomicUsize::new(0));
     for _ in 0..options.rounds {
@@ -133,26 +172,15 @@ async fn single(provider: &LocalProvider, options: &Options, report: &mut Report
         if bwrap {
             times.add("bwrap, all namespaces, true", whole(Path::new("bwrap"), &BWRAP, &[]).await?);
         }
-        let exec = warmed(|| async {
-            let start = Instant::now();
-            run_true(&warm).await?;
-            Ok(start.elapsed())
-        });
-        times.add("exec of true", exec.await?);
-        let lives = warmed(|| async {
-            let (id, start) = (name("one", number.fetch_add(1, Ordering::Relaxed)), Instant::now());
-            let sandbox = provider.create(&id, Attempt(1), &spec).await?;
-            let created = start.elapsed();
-            run_true(&sandbox).await?;
-            let destroy = Instant::now();
-            provider.destroy(&id).await?;
-            Ok((created, destroy.elapsed(), start.elapsed()))
-        });
-        let (create, destroy, all) = lives.await?;
-        times.add("create", create);
-        times.add("destroy", destroy);
-        times.add("create + true + destroy", all);
-
+        times.add("exec of true", exec(&warm, &["true"]).await?);
+        let one = life(provider, &number, &["true"]).await?;
+        times.add("create", one.create);
+        times.add("destroy", one.destroy);
+        times.add("create + true + destroy", one.whole);
+        if busybox {
+            times.add(EXEC_STATIC, exec(&warm, &[BUSYBOX, "true"]).await?);
+            times.add(LIFE_STATIC, life(provider, &number, &[BUSYBOX, "true"]).await?.whole);
+        }
         if let Some(program) = &options.program {
             let env = [("FORKYARD_HOME", home.as_path())];
             times.add("forkyard sandbox run true", whole(program, &["sandbox", "run", "true"], &env).await?);
@@ -160,16 +188,21 @@ async fn single(provider: &LocalProvider, options: &Options, report: &mut Report
     }
     provider.destroy(&name("warm", 0)).await?;
     let spawn = times.p50("plain spawn of true");
-    let single = Single { whole: times.p50("create + true + destroy"), exec: times.p50("exec of true") };
-    report.ratio("exec of true / plain spawn", single.exec, spawn, at_most(1.25));
+    report.ratio("exec of true / plain spawn", times.p50("exec of true"), spawn, at_most(1.25));
     if bwrap {
         let bwrap = times.p50("bwrap, all namespaces, true");
-        report.ratio("create + true + destroy / bwrap", single.whole, bwrap, at_most(0.9));
+        report.ratio(
+            "create + true + destroy / bwrap",
+            times.p50("create + true + destroy"),
+            bwrap,
+            at_most(0.9),
+        );
         if options.program.is_some() {
             let program = times.p50("forkyard sandbox run true");
             report.ratio("forkyard sandbox run true / bwrap", program, bwrap, at_most(2.5));
         }
     }
+    let single = busybox.then(|| Single { whole: times.p50(LIFE_STATIC), exec: times.p50(EXEC_STATIC) });
     report.times(times);
     Ok(single)
 }

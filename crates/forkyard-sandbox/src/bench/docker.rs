@@ -1,14 +1,17 @@
-//! The same with Docker's own program, where its engine answers.
+//! The same with Docker's own program, where its engine answers: the same static program in both, and Docker's network on as
+//! a sandbox's own is.
 
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::stopwatch::Times;
-use super::{Options, Report, Result, Single, at_least, failed, whole};
+use super::{BUSYBOX, Options, Report, Result, Single, at_least, failed, whole};
 
 const IMAGE: &str = "forkyard-bench";
-const BUSYBOX: [&str; 2] = ["/bin/busybox", "/usr/bin/busybox"];
+const RUN: &str = "docker run busybox true";
+const RUN_WITHOUT_NETWORK: &str = "docker run --network none busybox true";
+const EXEC: &str = "docker exec busybox true";
 
 fn docker(args: &[&str], stdin: Option<&[u8]>) -> Result<String> {
     let mut child = Command::new("docker")
@@ -28,20 +31,21 @@ fn docker(args: &[&str], stdin: Option<&[u8]>) -> Result<String> {
 
 /// An image of one static program, since none may be there and none is fetched.
 fn make_image() -> Result<()> {
-    let program = BUSYBOX.iter().find(|path| Path::new(path).exists());
-    let program = program.ok_or_else(|| failed("no image: install busybox-static, or name one"))?;
     let mut tar = tar::Builder::new(Vec::new());
-    let add = |tar: &mut tar::Builder<Vec<u8>>, name: &str| tar.append_path_with_name(program, name);
-    add(&mut tar, "bin/busybox").and_then(|()| add(&mut tar, "bin/true")).map_err(failed)?;
+    tar.append_path_with_name(BUSYBOX, BUSYBOX.trim_start_matches('/')).map_err(failed)?;
     docker(&["import", "-", IMAGE], Some(&tar.into_inner().map_err(failed)?)).map(drop)
 }
 
 pub(super) async fn measure(
     options: &Options,
     rounds: usize,
-    ours: &Single,
+    ours: Option<&Single>,
     report: &mut Report,
 ) -> Result<()> {
+    let Some(ours) = ours else {
+        report.missing.push(format!("docker: there is no {BUSYBOX} to run in both: install busybox-static"));
+        return Ok(());
+    };
     if let Err(e) = docker(&["version", "--format", "{{.Server.Version}}"], None) {
         report.missing.push(format!("docker: {}", e.message));
         return Ok(());
@@ -53,12 +57,16 @@ pub(super) async fn measure(
     }
     let image = options.docker_image.as_deref().unwrap_or(IMAGE);
     let mut times = Times::default();
-    let container = docker(&["run", "-d", image, "/bin/busybox", "sleep", "3600"], None)?;
+    let container = docker(&["run", "-d", image, BUSYBOX, "sleep", "3600"], None)?;
     let measured = async {
-        let program = Path::new("docker");
+        let once = async |args: &[&str]| {
+            let all = [args, &[BUSYBOX, "true"]].concat();
+            whole(Path::new("docker"), &all, &[]).await
+        };
         for _ in 0..rounds.min(options.rounds) {
-            times.add("docker run true", whole(program, &["run", "--rm", image, "/bin/true"], &[]).await?);
-            times.add("docker exec true", whole(program, &["exec", &container, "/bin/true"], &[]).await?);
+            times.add(RUN, once(&["run", "--rm", image]).await?);
+            times.add(RUN_WITHOUT_NETWORK, once(&["run", "--rm", "--network", "none", image]).await?);
+            times.add(EXEC, once(&["exec", &container]).await?);
         }
         Ok(())
     };
@@ -68,9 +76,8 @@ pub(super) async fn measure(
         docker(&["rmi", image], None)?;
     }
     measured?;
-    let (run, exec) = (times.p50("docker run true"), times.p50("docker exec true"));
-    report.ratio("docker run / create + true + destroy", run, ours.whole, at_least(50.0));
-    report.ratio("docker exec / exec of true", exec, ours.exec, at_least(80.0));
+    report.ratio("docker run / create + true + destroy", times.p50(RUN), ours.whole, at_least(50.0));
+    report.ratio("docker exec / exec of true", times.p50(EXEC), ours.exec, at_least(80.0));
     report.times(times);
     Ok(())
 }

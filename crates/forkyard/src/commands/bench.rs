@@ -38,7 +38,7 @@ pub struct SandboxBenchArgs {
     /// Files, together 1 GiB, in a sandbox that is forked; 0 leaves this out.
     #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u32).range(0..=400_000))]
     pub files: u32,
-    /// Docker's image, with /bin/true and /bin/busybox [default: one that is made of the host's busybox].
+    /// Docker's image, with /bin/busybox [default: one that is made of the host's busybox].
     #[arg(long, value_name = "IMAGE")]
     pub docker_image: Option<String>,
     /// Leave the ordinary user out.
