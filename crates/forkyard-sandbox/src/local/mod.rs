@@ -44,7 +44,7 @@ use crate::{
     UnusedImage,
 };
 
-pub use detect::Shown;
+pub use detect::{Shown, host_trees};
 pub use doctor::{Finding, Level, doctor};
 pub use zygote::{GUEST, expect_sandboxes};
 
@@ -98,7 +98,7 @@ impl LocalProvider {
         let state = State::open(state_dir, is_root.then_some(options.root_id))?;
         raise_open_files();
         let files = options.egress.as_ref().map(|egress| egress.files()).unwrap_or_default();
-        let trees = detect::host_trees(options.home.as_deref());
+        let trees = detect::host_trees(options.home.as_deref(), state_dir);
         let inner = Inner {
             state,
             egress: options.egress,

@@ -6,7 +6,7 @@ use clap::Args;
 use forkyard_core::sandbox::NetworkMode;
 use forkyard_sandbox::SandboxError;
 use forkyard_sandbox::docker::{DockerOptions, engine};
-use forkyard_sandbox::local::{Level, LocalOptions, LocalProvider, doctor};
+use forkyard_sandbox::local::{Level, LocalOptions, LocalProvider, Shown, doctor};
 use forkyard_server::dto::about;
 use serde::Serialize;
 use serde_json::json;
@@ -190,6 +190,11 @@ fn local_options() -> LocalOptions {
 
 fn state_dir(s: &Settings) -> PathBuf {
     s.home.join("sandboxes")
+}
+
+/// Of the host, what a local sandbox without an image sees. Nothing is made for that.
+pub fn host_trees(home: &Path) -> Vec<Shown> {
+    forkyard_sandbox::local::host_trees(local_options().home.as_deref(), home).shown
 }
 
 fn writable_home(home: &Path) -> Check {

@@ -87,6 +87,38 @@ fn without_a_sandbox_nothing_is_attacked() {
     assert_eq!(std::fs::read_dir(w.home().join("doctor")).unwrap().count(), 0, "nothing is left");
 }
 
+/// What a sandbox sees of the host is what doctor and config say, toolchains of the user's home among it.
+#[test]
+fn host_trees_are_those_of_a_sandbox() {
+    let w = World::new();
+    let home = tempfile::tempdir().unwrap();
+    for folder in [".rustup", ".cargo/bin", ".pyenv/shims"] {
+        std::fs::create_dir_all(home.path().join(folder)).unwrap();
+    }
+    let env = [("HOME", home.path().to_str().unwrap())];
+    let json = |args: &[&str]| -> serde_json::Value {
+        let ran = w.run_with(args, &env);
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}{}", ran.stdout, ran.stderr))
+    };
+    let doctor = json(&["doctor", "--json"]);
+    let row =
+        |name: &str| doctor["checks"].as_array().unwrap().iter().find(|c| c["name"] == name).unwrap().clone();
+    let said = row("host trees, read-only")["found"].as_str().unwrap().to_string();
+    let config = json(&["config", "--json"]);
+    let trees: Vec<&str> =
+        config["host_trees"].as_array().unwrap().iter().map(|tree| tree["path"].as_str().unwrap()).collect();
+    let mounts = w.run_with(&["sandbox", "run", "--network", "none", "cat", "/proc/mounts"], &env);
+    assert_eq!(mounts.code, 0, "{}", mounts.stderr);
+    for folder in [".rustup", ".cargo/bin", ".pyenv"] {
+        let path = home.path().join(folder).display().to_string();
+        assert!(said.contains(&path), "{said}");
+        assert!(trees.contains(&path.as_str()), "{trees:?}");
+        assert!(mounts.stdout.contains(&path), "{}", mounts.stdout);
+    }
+    assert!(w.run_with(&["config"], &env).stdout.contains(".pyenv (pyenv)"));
+    assert_eq!(row("network rate")["health"], "missing");
+}
+
 #[test]
 fn an_absent_engine_is_a_finding_and_an_error() {
     let w = World::new();
