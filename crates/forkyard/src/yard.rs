@@ -17,7 +17,7 @@ use forkyard_engine::models::{Models, ModelsConfig};
 use forkyard_engine::sandboxes::Sandboxes;
 use forkyard_engine::steer::{By, Steering};
 use forkyard_sandbox::docker::{DockerOptions, DockerProvider, socket_path};
-use forkyard_sandbox::egress::{EgressConfig, EgressProxy, InternalRoute};
+use forkyard_sandbox::egress::{DecisionLog, EgressConfig, EgressProxy, InternalRoute};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{EgressFactory, ErrorKind, Provider, SandboxError};
 use forkyard_server::inside::Inside;
@@ -242,14 +242,16 @@ pub fn on_record(s: &Settings, id: &SandboxId) -> bool {
     others.iter().any(|dir| s.home.join(dir).join(id.as_str()).exists())
 }
 
+/// What sandboxes of this home reached, and what they were refused.
+pub fn decisions(home: &Path) -> DecisionLog {
+    DecisionLog::new(&home.join("egress").join("decisions"))
+}
+
 fn egress(s: &Settings, inside: Option<&Inside>) -> Result<Arc<dyn EgressFactory>> {
     let dir = s.home.join("egress");
     std::fs::create_dir_all(&dir)?;
-    let on_decision = Arc::new(|d: forkyard_sandbox::egress::EgressDecision| {
-        tracing::debug!(sandbox = %d.sandbox, host = d.host, port = d.port, "egress: {:?}", d.decision);
-    });
-    let mut config =
-        EgressConfig::for_host(&dir, on_decision).map_err(|e| CliError::failure(e.to_string()))?;
+    let mut config = EgressConfig::for_host(&dir, decisions(&s.home).sink())
+        .map_err(|e| CliError::failure(e.to_string()))?;
     config.internal = inside.map(|inside| InternalRoute::Service(Arc::new(Internal::new(inside.clone()))));
     Ok(Arc::new(EgressProxy::new(config)))
 }

@@ -12,6 +12,7 @@ mod running;
 mod server;
 mod spawn;
 mod spool;
+mod unlinked;
 mod watch;
 mod work;
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use forkyard_guest::zygote::Watch;
 
-use super::procs;
 use super::procs::Proc;
+use super::{procs, unlinked};
 use crate::files::tree::{ENTRY_BYTES, survey};
 
 /// Five looks a second: an offender is stopped well within one.
@@ -389,6 +389,7 @@ impl Disk {
         let raised = crate::sys::process::set_capabilities(true).is_ok();
         let sealed: Vec<Layer> = sealed.into_iter().filter_map(Layer::seen).collect();
         let live = live.map(|layer| (Arc::clone(&layer.dir), layer.bytes, survey(layer.dir.as_fd())));
+        let nameless = live.as_ref().map_or(0, |(dir, ..)| unlinked::bytes(dir.as_fd()));
         if raised {
             let _ = crate::sys::process::set_capabilities(false);
         }
@@ -401,7 +402,7 @@ impl Disk {
                 layers.sealed_bytes += layer.bytes;
             }
         }
-        let mut total = Total { bytes: layers.sealed_bytes, whole: layers.unmeasured.is_empty() };
+        let mut total = Total { bytes: layers.sealed_bytes + nameless, whole: layers.unmeasured.is_empty() };
         total.bytes += layers.unmeasured.iter().map(|layer| layer.bytes).sum::<u64>();
         if let Some((dir, last, seen)) = live {
             total.whole &= seen.whole;

@@ -224,6 +224,11 @@ impl Inner {
         }
         let volumes = host_dirs::check_volumes(&spec.volumes, &self.state.root)?;
         let Start { lower, host_trees, directory, image } = self.root_layers(id, &spec.root).await?;
+        if let Some((private, tree)) = self.trees.exposed.as_ref().filter(|_| host_trees) {
+            let what = format!("{} lies in {}, which sandboxes see", private.display(), tree.display());
+            let hint = "set FORKYARD_HOME and HOME to folders outside of it, or use --image";
+            return Err(SandboxError::new(ErrorKind::Unsupported, what).hint(hint));
+        }
         let mut meta = Meta {
             format: state::format(),
             id: id.clone(),
@@ -556,7 +561,12 @@ pub(super) async fn connect(id: &SandboxId, dir: &Path, attempt: Attempt) -> Res
     let stream = link::connect(id, dir)?;
     stream.set_nonblocking(true).map_err(unavailable)?;
     let stream = tokio::net::UnixStream::from_std(stream).map_err(unavailable)?;
-    GuestClient::connect(stream, attempt, None).await
+    let greeted =
+        tokio::time::timeout(link::ANSWER_WITHIN, GuestClient::connect(stream, attempt, None)).await;
+    greeted.unwrap_or_else(|_| {
+        Err(SandboxError::new(ErrorKind::Timeout, format!("sandbox {id} does not answer"))
+            .hint(format!("remove it: forkyard sandbox rm {id}")))
+    })
 }
 
 fn listen(dir: &Path) -> Result<UnixListener> {

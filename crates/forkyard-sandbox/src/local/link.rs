@@ -21,7 +21,7 @@ use crate::guest_client::{QUIET_WITHIN, Quiet, from_fault};
 use crate::{ErrorKind, Result, SandboxError, born};
 
 /// A guest answers at once or is not there.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Until the kernel has ended every process of a sandbox.
 const END_WITHIN: Duration = Duration::from_secs(30);
 

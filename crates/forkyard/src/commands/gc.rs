@@ -19,7 +19,7 @@ use crate::follow::store_error;
 use crate::output::Output;
 use crate::render::plain;
 use crate::runs::{captured, with_place};
-use crate::yard::Yard;
+use crate::yard::{Yard, decisions};
 
 #[derive(Debug, Clone, Args)]
 pub struct GcArgs {
@@ -43,6 +43,7 @@ pub async fn collect(yard: &Yard, age: Millis, dry_run: bool) -> Result<Freed> {
     gc.remove_caches(yard, before, &mut freed).await?;
     gc.remove_demos(yard, before, &mut freed);
     gc.remove_images(yard, Duration::from_millis(age.0), &mut freed).await;
+    freed.bytes += decisions(&yard.settings.home).forget(Duration::from_millis(age.0), dry_run);
     if !dry_run {
         leftovers(yard).await;
         let (now, s) = (Clock::system().now(), &yard.settings);

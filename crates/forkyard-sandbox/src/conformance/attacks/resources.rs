@@ -7,7 +7,7 @@ use forkyard_core::CallId;
 use super::attack;
 use super::stage::{PROBE, bring_probe, probe};
 use crate::conformance::{Case, CaseResult, Ctx, ensure, ensure_eq, run, sh};
-use crate::{ExecRequest, Signal};
+use crate::{ErrorKind, ExecRequest, Signal};
 
 pub fn cases() -> Vec<Case> {
     vec![
@@ -22,6 +22,9 @@ pub fn cases() -> Vec<Case> {
         attack!(moving_folders_hide_no_flood, [23, 25], "All the disk there is, behind and inside folders that move all the time",
             Harmless by local disk "project quota" else "watchdog, which lets all stand still"
                 docker "watchdog, which lets all stand still"),
+        attack!(nameless_files_are_contained, [23], "All the disk there is, in a file that has no name any more",
+            Harmless by local disk "project quota" else "watchdog: what is open counts"
+                docker "watchdog: what is open counts"),
         attack!(inodes_are_contained, [23], "Empty files without end", Harmless by "watchdog: an entry counts 4 KiB"),
         attack!(an_output_flood_is_contained, [23], "Output without end, by many calls at once",
             Harmless by "bounded spool"),
@@ -29,6 +32,10 @@ pub fn cases() -> Vec<Case> {
             Denied by "own /dev and /run, supervisor that can't be looked into"),
         attack!(a_double_fork_dies_with_the_sandbox, [24], "A daemon that outlives its command and its sandbox",
             Harmless by "pid namespace"),
+        attack!(hopping_processes_do_not_survive_a_cancel, [24], "Processes that fork faster than anybody looks, and outlive a cancelled command",
+            Harmless by "supervisor: kills while nobody can fork"),
+        attack!(who_stops_everybody_stops_nobody_else, [25], "Stopping commands before they begin, and the supervisor with them",
+            Harmless by "supervisor waits for nobody without end"),
         attack!(a_daemon_does_not_survive_a_cancel, [24], "A double fork that outlives a cancelled command",
             Harmless by "supervisor: the whole tree; seccomp"),
         attack!(a_stopped_tree_still_times_out, [25], "Processes that stop themselves before their time is over",
@@ -167,6 +174,22 @@ async fn moving_folders_hide_no_flood(ctx: &Ctx) -> CaseResult {
     Ok(())
 }
 
+/// A MiB a line; it ends where a quota refuses it.
+const NAMELESS: &str =
+    "exec 3> f; rm f; while head -c 1048576 /dev/urandom >&3; do echo; sleep 0.01; done; exit 9";
+
+async fn nameless_files_are_contained(ctx: &Ctx) -> CaseResult {
+    let mut spec = ctx.spec.clone();
+    spec.limits.disk_bytes = DISK;
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    let output = run(&sandbox, ExecRequest::shell(NAMELESS).timeout(Duration::from_secs(60))).await?;
+    ensure!(!output.result.timed_out, "nobody stopped it");
+    let written = output.out.lines().count() as u64 * (1 << 20);
+    ensure!((DISK / 2..LEFT).contains(&written), "{written} bytes were written");
+    ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
+    Ok(())
+}
+
 async fn inodes_are_contained(ctx: &Ctx) -> CaseResult {
     let mut spec = ctx.spec.clone();
     spec.limits.disk_bytes = DISK;
@@ -242,6 +265,48 @@ fn host_runs(word: &str) -> bool {
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         line.split(|b| *b == 0).any(|arg| arg == word.as_bytes())
     })
+}
+
+async fn hopping_processes_do_not_survive_a_cancel(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    bring_probe(&sandbox).await?;
+    for round in 0..3 {
+        let file = format!("/workspace/hops{round}");
+        let hop = ExecRequest::new([PROBE, "probe", "hop", &file]).timeout(Duration::from_secs(3));
+        let output = run(&sandbox, hop).await?;
+        ensure!(output.result.timed_out, "it ended by itself: {}", output.result.exit_code);
+        let size = sh(&sandbox, &format!("wc -c < {file}")).await?.out;
+        let later = sh(&sandbox, &format!("sleep 0.5; wc -c < {file}")).await?.out;
+        ensure_eq!(size, later);
+        ensure!(size.trim().parse::<u64>().is_ok_and(|size| size > 0), "it did not hop");
+    }
+    Ok(())
+}
+
+/// Stops whoever can be stopped, commands before they are themselves too.
+const STOPS_ALL: &str = "while :; do kill -STOP -1; done";
+
+async fn who_stops_everybody_stops_nobody_else(ctx: &Ctx) -> CaseResult {
+    let mut spec = ctx.spec.clone();
+    spec.limits.disk_bytes = DISK;
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    let stopper = sandbox.exec(ExecRequest::shell(STOPS_ALL)).await?;
+    for _ in 0..30 {
+        // It is answered, one way or the other.
+        match sandbox.exec(ExecRequest::new(["true"]).timeout(Duration::from_millis(100))).await {
+            Ok(exec) => drop(exec.output().await?),
+            Err(e) => ensure!(e.kind == ErrorKind::Unavailable, "{e}"),
+        }
+    }
+    ensure!(sandbox.health().await?.healthy, "the supervisor is not well");
+    drop(stopper);
+    let begun = std::time::Instant::now();
+    while sandbox.exec(ExecRequest::new(["true"])).await.is_err() {
+        ensure!(begun.elapsed() < Duration::from_secs(20), "commands are still stopped");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
+    Ok(())
 }
 
 async fn a_daemon_does_not_survive_a_cancel(ctx: &Ctx) -> CaseResult {

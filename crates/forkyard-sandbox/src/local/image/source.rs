@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, de::DeserializeOwned};
@@ -147,7 +148,7 @@ pub fn checked(image: Image) -> Result<Image> {
 
 fn read_small(path: &Path) -> Result<Vec<u8>> {
     let mut data = Vec::new();
-    let file = File::open(path).map_err(|e| match e.kind() {
+    let file = open_file(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => {
             SandboxError::new(ErrorKind::NotFound, format!("image: {}: {e}", path.display()))
         }
@@ -201,8 +202,17 @@ struct Saved {
     layers: Vec<String>,
 }
 
+/// Somebody else may have made it: anything but a file could keep who opens or reads it waiting for ever.
+fn open_file(path: &Path) -> std::io::Result<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(std::io::Error::other("it is not a file")),
+    }
+}
+
 pub fn archive(path: &Path) -> Result<Image> {
-    let file = File::open(path).map_err(|e| match e.kind() {
+    let file = open_file(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => {
             SandboxError::new(ErrorKind::NotFound, format!("image: {}: {e}", path.display()))
         }
@@ -212,7 +222,8 @@ pub fn archive(path: &Path) -> Result<Image> {
     // Where each member lies; links stand for what they name.
     let (mut members, mut links) = (BTreeMap::new(), BTreeMap::new());
     let mut tar = tar::Archive::new(file);
-    for entry in tar.entries_with_seek().map_err(broken)? {
+    // As they stand: what extends the next one's name could be as long as memory.
+    for entry in tar.entries_with_seek().map_err(broken)?.raw(true) {
         let entry = entry.map_err(broken)?;
         let name = String::from_utf8_lossy(&entry.path_bytes()).trim_start_matches("./").to_string();
         if entry.header().entry_type().is_file() {
@@ -250,4 +261,30 @@ pub fn archive(path: &Path) -> Result<Image> {
     };
     let layers = saved.layers.iter().map(blob).collect::<Result<_>>()?;
     checked(Image { layers, config: parse("configuration", &read(&saved.config)?)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_and_names_without_end_are_refused_at_once() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("index.json");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        assert!(archive(&fifo).is_err());
+        assert!(layout_digest(dir.path()).is_err());
+
+        // What would be the next member's name is larger than memory, and a hole.
+        let path = dir.path().join("image.tar");
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::GNULongName);
+        header.set_path("././@LongLink").unwrap();
+        header.set_size(1 << 40);
+        header.set_cksum();
+        std::fs::write(&path, header.as_bytes()).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len((1 << 40) + (1 << 20)).unwrap();
+        assert!(archive(&path).unwrap_err().message.contains("manifest.json"));
+    }
 }

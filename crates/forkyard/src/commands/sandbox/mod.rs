@@ -1,5 +1,6 @@
 //! Sandboxes by hand: what runs use, for people.
 
+mod egress;
 mod exec;
 mod files;
 mod make;
@@ -54,6 +55,8 @@ pub enum SandboxCommand {
     Stats(show::StatsArgs),
     /// Ask a sandbox whether it is well, or all that there are; exit status 1 if one is not.
     Health(show::HealthArgs),
+    /// Show what a sandbox reached of the network and what it was refused, also after its end.
+    Egress(egress::EgressArgs),
     /// Start a stopped sandbox on the files that it had.
     Start(OneArgs),
     /// End a sandbox's processes and keep its files.
@@ -104,6 +107,7 @@ impl SandboxArgs {
             SandboxCommand::Snapshots(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Fork(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Rm(a) => with_place(global, async |place| a.run(place, out).await),
+            SandboxCommand::Egress(a) => a.run(global, out),
             SandboxCommand::Start(a) => steer(global, a, Steer::Start, out),
             SandboxCommand::Stop(a) => steer(global, a, Steer::Stop, out),
             SandboxCommand::Pause(a) => steer(global, a, Steer::Pause, out),
