@@ -39,6 +39,7 @@ mod replay;
 mod resume;
 mod run;
 mod sandbox;
+mod sandbox_docker;
 mod sandbox_ends;
 mod sandbox_made;
 mod sandbox_streams;

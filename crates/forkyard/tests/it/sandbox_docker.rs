@@ -1,0 +1,61 @@
+//! The same of containers.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+
+use super::World;
+use super::docker_fixture::{Daemon, IMAGE};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sandboxes_of_docker_behave_as_local_ones() {
+    let Some(daemon) = Daemon::start().await else { return };
+    let w = World::new();
+    w.user_file(&format!("[docker]\nhost = {:?}\n", daemon.host()));
+    let make = ["--provider", "docker", "--image", IMAGE, "--network", "none"];
+    let with = |head: &[&'static str], tail: &[&'static str]| -> Vec<&'static str> {
+        head.iter().chain(&make).chain(tail).copied().collect()
+    };
+
+    // Input, output, and a reader that goes away.
+    let mut child = w
+        .program(&with(&["sandbox", "run"], &["cat"]))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"piped\n").unwrap();
+    assert_eq!(child.wait_with_output().unwrap().stdout, b"piped\n");
+    let mut child = w.program(&with(&["sandbox", "run"], &["yes"])).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(141));
+
+    // One that was killed leaves nothing to the next command.
+    let script = ["--", "sh", "-c", "echo up; exec sleep 600"];
+    let mut child = w.program(&with(&["sandbox", "run"], &script)).stdout(Stdio::piped()).spawn().unwrap();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let there = || daemon.docker().unwrap();
+    let all = bollard::query_parameters::ListContainersOptionsBuilder::default().all(true).build();
+    assert_eq!(there().list_containers(Some(all.clone())).await.unwrap().len(), 1);
+    assert_eq!(w.run(&["sandbox", "list"]).stdout, "There is no sandbox.\n");
+    assert_eq!(there().list_containers(Some(all)).await.unwrap().len(), 0);
+
+    // A child is like its parent, and a name means one sandbox.
+    let ran = w.run(&with(&["sandbox", "create", "--name", "box1", "--env", "GREETING=hello"], &[]));
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let ran = w.run(&["sandbox", "fork", "box1"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let child = ran.stdout.trim();
+    let script = "echo $GREETING; env | grep -i proxy | sort; \
+                  wget -q -T 5 -O - http://crates.io/ >/dev/null 2>&1 && echo reached; true";
+    let inside = |id: &str| w.run(&["sandbox", "exec", id, "--", "sh", "-c", script]).stdout;
+    let said = inside(child);
+    assert_eq!(said, inside("box1"));
+    assert!(said.starts_with("hello\n") && !said.contains("reached"), "{said}");
+    let ran = w.run(&["sandbox", "create", "--name", "box1", "--network", "none"]);
+    assert_eq!(ran.code, 2, "{}", ran.stderr);
+    let ran = w.run(&["sandbox", "rm", "--all", "--yes"]);
+    assert_eq!((ran.code, ran.stdout.lines().count()), (0, 2), "{}", ran.stderr);
+}
