@@ -42,7 +42,11 @@ struct Layers {
 enum Layer {
     Always(&'static str),
     /// By the means that a sandbox of this machine has for the limit.
-    Means { of: fn(&Achieved) -> LimitMeans, kernel: &'static str, watchdog: &'static str },
+    Means {
+        of: fn(&Achieved) -> LimitMeans,
+        kernel: &'static str,
+        watchdog: &'static str,
+    },
 }
 
 impl Attack {
