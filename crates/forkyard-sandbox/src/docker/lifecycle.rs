@@ -151,7 +151,8 @@ impl Inner {
             maker: record::maker(),
             adopted: None,
         };
-        let proxy = self.egress.as_ref().map(|e| e.env(id, &spec.network)).unwrap_or_default();
+        let egress = self.egress.as_ref().filter(|_| spec.network.has_proxy());
+        let proxy = egress.map(|egress| egress.env(id, &spec.network)).unwrap_or_default();
         let env = container::environment(&prepared.env, proxy, spec)?;
         let made = async {
             let taken = match &kind {

@@ -118,7 +118,7 @@ const FLOOD: &str = "mkdir h; cd h; chmod 300 .; i=0; while :; do head -c 104857
 const DISK: u64 = 64 << 20;
 /// What a flood may leave. The watchdog looks five times a second and kills at the second look that finds it over: within a second,
 /// in which these floods write less than the limit; the rest is for machines that are slow to look.
-const LEFT: u64 = 4 * DISK;
+const LEFT: u64 = 8 * DISK;
 
 async fn the_disk_is_contained(ctx: &Ctx) -> CaseResult {
     let mut spec = ctx.spec.clone();
