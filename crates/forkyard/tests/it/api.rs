@@ -34,7 +34,8 @@ async fn sandboxes(yard: Forkyard) -> Result<()> {
         .workdir("/app")
         .timeout(Duration::from_secs(300))
         .lifetime(Duration::from_secs(3600))
-        .strict();
+        .strict()
+        .disk_image();
     let manager: Sandboxes = yard.sandboxes().with_defaults(config.clone());
     let mut sandbox: Sandbox = manager.create(config).await?;
     let command: Command =
