@@ -14,12 +14,15 @@ const BLOCK: u64 = 512;
 
 /// Bytes of such files on the disk of `upper`, as far as the commands' descriptors may be looked at.
 pub fn bytes(upper: BorrowedFd<'_>) -> u64 {
-    // A root that is written to is an overlay on that disk. Where it is not, as in a container, folders of the disk are.
+    // A root that is written to is an overlay on that disk. Where it is not, as in a container, volumes below that folder are.
     let overlay = rustix::fs::statvfs("/").is_ok_and(|root| !root.f_flag.contains(StatVfsMountFlags::RDONLY));
-    let disk = rustix::fs::fstat(upper).map(|stat| stat.st_dev).ok();
+    let volumes = if overlay { HashSet::new() } else { devices(upper) };
     let is_there = |file: BorrowedFd<'_>, device| {
-        let kind = rustix::fs::fstatfs(file).map(|fs| fs.f_type).ok();
-        if overlay { kind == Some(OVERLAY) } else { Some(device) == disk }
+        if overlay {
+            rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == OVERLAY)
+        } else {
+            volumes.contains(&device)
+        }
     };
     let (mut seen, mut looked_at, mut total) = (HashSet::new(), 0, 0);
     for process in procs::all() {
@@ -50,4 +53,11 @@ pub fn bytes(upper: BorrowedFd<'_>) -> u64 {
         }
     }
     total
+}
+
+/// Of the folder, and of what is mounted in it.
+fn devices(folder: BorrowedFd<'_>) -> HashSet<u64> {
+    let entries = rustix::fs::Dir::read_from(folder).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_owned()).filter(|name| name.as_c_str() != c"..");
+    names.filter_map(|name| Some(rustix::fs::statat(folder, name, AtFlags::empty()).ok()?.st_dev)).collect()
 }
