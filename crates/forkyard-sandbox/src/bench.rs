@@ -38,9 +38,6 @@ pub struct Options {
 
 /// Sandboxes made, used and destroyed at once.
 const AT_ONCE: usize = 100;
-/// Containers start slowly: so many tell enough.
-const DOCKER_ROUNDS: usize = 20;
-const FORK_ROUNDS: usize = 50;
 const GIB: u64 = 1 << 30;
 /// Before each measurement: the kernel takes apart what the one before left, and that is not the next one's time.
 const REST: Duration = Duration::from_millis(20);
@@ -58,8 +55,12 @@ fn failed(what: impl std::fmt::Display) -> SandboxError {
 
 /// What the last of several in a row tells.
 async fn warmed<T, F: Future<Output = Result<T>>>(once: impl Fn() -> F) -> Result<T> {
+    after(WARM_UPS, once).await
+}
+
+async fn after<T, F: Future<Output = Result<T>>>(warm_ups: usize, once: impl Fn() -> F) -> Result<T> {
     tokio::time::sleep(REST).await;
-    for _ in 0..WARM_UPS {
+    for _ in 0..warm_ups {
         once().await?;
     }
     once().await
@@ -67,6 +68,15 @@ async fn warmed<T, F: Future<Output = Result<T>>>(once: impl Fn() -> F) -> Resul
 
 /// The time of a whole program; its output goes nowhere.
 async fn whole(program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<Duration> {
+    whole_after(WARM_UPS, program, args, env).await
+}
+
+async fn whole_after(
+    warm_ups: usize,
+    program: &Path,
+    args: &[&str],
+    env: &[(&str, &Path)],
+) -> Result<Duration> {
     let once = || async {
         let mut command = Command::new(program);
         command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -81,7 +91,7 @@ async fn whole(program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<D
             Err(e) => Err(failed(format!("{}: {e}", program.display()))),
         }
     };
-    warmed(once).await
+    after(warm_ups, once).await
 }
 
 async fn is_there(program: &str) -> bool {
@@ -147,7 +157,7 @@ pub async fn run(options: &Options) -> Result<Report> {
         alive(&provider, options.alive, &mut report).await?;
     }
     provider.settle().await;
-    docker::measure(options, DOCKER_ROUNDS, ours.as_ref(), &mut report).await?;
+    docker::measure(options, ours.as_ref(), &mut report).await?;
     Ok(report)
 }
 
@@ -217,7 +227,7 @@ async fn snapshots(provider: &LocalProvider, options: &Options, report: &mut Rep
         sandboxes.push((large, label));
     }
     let (mut times, number) = (Times::default(), AtomicUsize::new(0));
-    for _ in 0..options.rounds.clamp(1, FORK_ROUNDS) {
+    for _ in 0..options.rounds.max(1) {
         for (sandbox, label) in &sandboxes {
             let forked = warmed(|| fork(provider, sandbox, number.fetch_add(1, Ordering::Relaxed)));
             let (snapshot, child) = forked.await?;
