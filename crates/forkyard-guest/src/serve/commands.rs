@@ -17,7 +17,7 @@ use crate::files::WORKSPACE;
 const MAX_CALLS: usize = 4096;
 
 /// A command's three descriptors, and our ends of them.
-struct Stdio {
+pub(super) struct Stdio {
     theirs: [RawFd; 3],
     _held: Vec<OwnedFd>,
     stdin: Option<OwnedFd>,
@@ -26,31 +26,36 @@ struct Stdio {
     terminal: Option<OwnedFd>,
 }
 
-fn stdio(op: &ExecOp) -> rustix::io::Result<Stdio> {
-    if let Some((cols, rows)) = op.pty {
+/// What the next command needs, made while one runs. A sandbox that was never used has none.
+pub(super) enum Spare {
+    No,
+    Wanted,
+    Ready(Stdio),
+}
+
+impl Stdio {
+    /// Of a command that is only read from.
+    pub(super) fn new() -> rustix::io::Result<Stdio> {
+        let null = rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        Stdio::with(null, None)
+    }
+
+    fn with(input: OwnedFd, stdin: Option<OwnedFd>) -> rustix::io::Result<Stdio> {
+        let (stdout, out) = spawn::output_pipe()?;
+        let (stderr, err) = spawn::output_pipe()?;
+        let theirs = [input.as_raw_fd(), out.as_raw_fd(), err.as_raw_fd()];
+        let stderr = Some(stderr);
+        Ok(Stdio { theirs, _held: vec![input, out, err], stdin, stdout, stderr, terminal: None })
+    }
+
+    fn terminal(cols: u16, rows: u16) -> rustix::io::Result<Stdio> {
         let (master, slave) = spawn::terminal(cols, rows)?;
         let theirs = [slave.as_raw_fd(); 3];
         let (stdin, stdout) =
             (rustix::io::fcntl_dupfd_cloexec(&master, 3)?, rustix::io::fcntl_dupfd_cloexec(&master, 3)?);
-        return Ok(Stdio {
-            theirs,
-            _held: vec![slave],
-            stdin: Some(stdin),
-            stdout,
-            stderr: None,
-            terminal: Some(master),
-        });
+        let (stdin, terminal) = (Some(stdin), Some(master));
+        Ok(Stdio { theirs, _held: vec![slave], stdin, stdout, stderr: None, terminal })
     }
-    let (stdout, out) = spawn::output_pipe()?;
-    let (stderr, err) = spawn::output_pipe()?;
-    let (stdin, input) = if op.stdin {
-        let (ours, theirs) = spawn::input_pipe()?;
-        (Some(ours), theirs)
-    } else {
-        (None, rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
-    };
-    let theirs = [input.as_raw_fd(), out.as_raw_fd(), err.as_raw_fd()];
-    Ok(Stdio { theirs, _held: vec![input, out, err], stdin, stdout, stderr: Some(stderr), terminal: None })
 }
 
 fn spawn_fault(op: &ExecOp, cwd: &str, e: &SpawnError) -> (Fault, String) {
@@ -118,12 +123,26 @@ impl Server {
         }
     }
 
+    fn stdio(&mut self, op: &ExecOp) -> rustix::io::Result<Stdio> {
+        if let Some((cols, rows)) = op.pty {
+            return Stdio::terminal(cols, rows);
+        }
+        if op.stdin {
+            let (ours, theirs) = spawn::input_pipe()?;
+            return Stdio::with(theirs, Some(ours));
+        }
+        match std::mem::replace(&mut self.spare, Spare::Wanted) {
+            Spare::Ready(stdio) => Ok(stdio),
+            Spare::No | Spare::Wanted => Stdio::new(),
+        }
+    }
+
     fn start(&mut self, op: &ExecOp) -> Result<Job, (Fault, String)> {
         // Without children nobody was there to be killed since the last one was reaped.
         if has_children() {
             self.see_oom();
         }
-        let io = stdio(op).map_err(|e| (Fault::Unavailable, format!("pipes: {e}")))?;
+        let io = self.stdio(op).map_err(|e| (Fault::Unavailable, format!("pipes: {e}")))?;
         let its_own = (!op.env.is_empty()).then(|| self.env.with(&op.env));
         let cwd = op.cwd.as_deref().unwrap_or(WORKSPACE);
         let cwd = if cwd.starts_with('/') { cwd.to_string() } else { format!("{WORKSPACE}/{cwd}") };

@@ -53,6 +53,7 @@ pub struct Config {
 
 /// Serves until the deadline or until it is told to end. Ending pid 1 ends every process of the sandbox.
 pub fn run(config: Config) -> ! {
+    crate::sys::process::defer_to_others();
     let code = match server::Server::new(config) {
         Ok(mut server) => server.run(),
         Err(_) => 1,

@@ -12,6 +12,7 @@ use forkyard_guest::protocol::Request;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 
+use super::commands::{Spare, Stdio};
 use super::conn::Conn;
 use super::job::{Job, Which};
 use super::quiet::Quiet;
@@ -80,6 +81,7 @@ pub struct Server {
     pub(super) spawner: Spawner,
     /// Kernel's count of memory kills when it was read last: after every child's end, at least.
     pub(super) oom_seen: u64,
+    pub(super) spare: Spare,
     pub(super) landlock: Option<OwnedFd>,
     pub(super) spooled: u64,
     /// Changes of files under way, and all file threads.
@@ -106,6 +108,7 @@ impl Server {
             watchdog: Watchdog::new(config.watch, config.upper.take()),
             spawner: Spawner::new(config.oom_score.take()),
             oom_seen: 0,
+            spare: Spare::No,
             landlock: None,
             env: Environment::new(std::mem::take(&mut config.env)),
             config,
@@ -182,8 +185,16 @@ impl Server {
                 self.on_event(token, flags);
             }
             self.flush_all();
+            self.make_spare();
         }
         0
+    }
+
+    /// While a command runs: after its end somebody waits for the answer, and for this process to make room for them.
+    fn make_spare(&mut self) {
+        if matches!(self.spare, Spare::Wanted) && self.jobs.values().any(|job| job.ended.is_none()) {
+            self.spare = Stdio::new().map_or(Spare::No, Spare::Ready);
+        }
     }
 
     fn next_moment(&self) -> Option<Instant> {

@@ -137,6 +137,15 @@ pub fn heed_signals() {
     }
 }
 
+/// From now on this process does not take the processor from whoever wakes it: a command that ends closes its streams one by one
+/// and is waited for after that, and is best heard once. It gets no less time, and its children are as ever.
+pub fn defer_to_others() {
+    let params = libc::sched_param { sched_priority: 0 };
+    let policy = libc::SCHED_BATCH | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: one value that lives across the call. The C library's own function always refuses.
+    let _ = unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const params) };
+}
+
 /// Ends this process at once: no destructors, no flushing of what the parent had buffered.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: _exit does not return and runs nothing.
