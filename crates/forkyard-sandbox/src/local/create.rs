@@ -342,15 +342,13 @@ impl Inner {
         gone: impl FnOnce() -> SandboxError,
     ) -> Result<()> {
         let user = format!("sandbox.{id}");
-        for layer in layers {
-            if !self.state.add_ref(layer, &user)? {
-                for taken in layers {
-                    self.drop_layer(taken, &user)?;
-                }
-                return Err(gone());
-            }
+        if self.state.add_refs(layers, &user)? {
+            return Ok(());
         }
-        Ok(())
+        for taken in layers {
+            self.drop_layer(taken, &user)?;
+        }
+        Err(gone())
     }
 
     pub(super) fn root_ask(&self, meta: &Meta) -> RootAsk {
@@ -467,11 +465,9 @@ impl Inner {
             let fds: Vec<OwnedFd> = joins.into_iter().chain(oom_events).chain(freezer).collect();
             cloned.join(&groups, &fds).await;
             self.state.save(&meta)?;
-            control.set_nonblocking(true).map_err(unavailable)?;
-            let stream = tokio::net::UnixStream::from_std(control).map_err(unavailable)?;
             // The greeting waits for the guest in its socket.
             let (proxy, client) =
-                tokio::join!(cloned.ready(), GuestClient::connect(stream, meta.attempt, None));
+                tokio::join!(cloned.ready(), GuestClient::connect(control, meta.attempt, None));
             let egress = self.serve(&id, spec, proxy?)?;
             Ok(LocalSandbox::new(Arc::clone(self), &meta, client?, egress) as Arc<dyn Sandbox>)
         };
@@ -559,8 +555,6 @@ fn fence(meta: &Meta, attempt: Attempt) -> Result<()> {
 
 pub(super) async fn connect(id: &SandboxId, dir: &Path, attempt: Attempt) -> Result<GuestClient> {
     let stream = link::connect(id, dir)?;
-    stream.set_nonblocking(true).map_err(unavailable)?;
-    let stream = tokio::net::UnixStream::from_std(stream).map_err(unavailable)?;
     let greeted =
         tokio::time::timeout(link::ANSWER_WITHIN, GuestClient::connect(stream, attempt, None)).await;
     greeted.unwrap_or_else(|_| {

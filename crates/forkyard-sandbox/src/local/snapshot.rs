@@ -141,10 +141,8 @@ impl Inner {
 
     /// Writes a snapshot down, as a user of each of its layers.
     fn keep_snapshot(&self, info: SnapshotInfo, layers: Vec<String>, base: Base) -> Result<SnapshotInfo> {
-        for layer in &layers {
-            if !self.state.add_ref(layer, &format!("snapshot.{}", info.id))? {
-                return Err(unavailable(format!("layer {layer} is gone")));
-            }
+        if !self.state.add_refs(&layers, &format!("snapshot.{}", info.id))? {
+            return Err(unavailable(format!("a layer of snapshot {} is gone", info.id)));
         }
         let Base { host_trees, directory, image } = base;
         let meta = SnapshotMeta { format: state::format(), info, layers, host_trees, directory, image };

@@ -9,19 +9,24 @@
 //!   trash/               what is being removed
 //!   skeleton/NAME/       the lowest layer of roots, by what it is made of
 //!   spool/               files without names: what commands wrote, until their reader has it
+//!   lock                 one byte of it, of which none is there, for each name that can be locked
 //! ```
 //!
-//! A sandbox exists when its meta.json does. Files are replaced by rename, so that a crash leaves the old or the new.
+//! A sandbox exists when its meta.json does. Files change places by rename, so that a crash leaves the old or the new.
+//!
+//! As few files as possible are made and removed: without a journal, ext4 looks at every one that was removed within the last
+//! minutes before it makes another beside it.
 
 use std::fs;
 use std::io::Write;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::image::ImageConfig;
@@ -162,7 +167,7 @@ impl State {
                 .map_err(|e| io_error(&state.root, &e))?;
         }
         state.own_again(&state.root)?;
-        for dir in ["sandboxes", "layers", "snapshots", "images", "trash", "skeleton", "spool", "locks"] {
+        for dir in ["sandboxes", "layers", "snapshots", "images", "trash", "skeleton", "spool"] {
             state.make_dir(&state.root.join(dir))?;
         }
         for dir in ["sandboxes", "layers"] {
@@ -221,18 +226,15 @@ impl State {
 
     /// None if somebody has it.
     pub fn try_lock(&self, name: &str) -> Result<Option<Lock>> {
-        let path = self.root.join("locks").join(name);
+        let path = self.root.join("lock");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        loop {
-            let file = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600))
-                .map_err(|e| io_error(&path, &e.into()))?;
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // Whoever held it before may have removed it: only the file that the name leads to counts.
-                Ok(()) if same_file(&file, &path) => return Ok(Some(Lock { path, file })),
-                Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                Err(e) => return Err(io_error(&path, &e.into())),
-            }
+        let file = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600));
+        let file = file.map_err(|e| io_error(&path, &e.into()))?;
+        let lock = Lock { file, byte: byte_of(name) };
+        match lock.set(libc::F_WRLCK) {
+            Ok(()) => Ok(Some(lock)),
+            Err(Errno::AGAIN | Errno::ACCESS) => Ok(None),
+            Err(e) => Err(io_error(&path, &e.into())),
         }
     }
 
@@ -294,6 +296,20 @@ impl State {
         }
     }
 
+    /// A user of several layers: one file, with a name in each. False if one of them is gone.
+    pub fn add_refs(&self, layers: &[String], user: &str) -> Result<bool> {
+        let place = |layer: &String| self.layer(layer).join("refs").join(user);
+        let mut first = None;
+        for layer in layers {
+            let linked = first.as_ref().is_some_and(|first| fs::hard_link(first, place(layer)).is_ok());
+            if !linked && !self.add_ref(layer, user)? {
+                return Ok(false);
+            }
+            first.get_or_insert_with(|| place(layer));
+        }
+        Ok(true)
+    }
+
     /// Drops a user; returns what is left to be removed if it was the last. Removing the emptied folder decides: from then on
     /// nobody can become a user.
     pub fn drop_ref(&self, layer: &str, user: &str) -> Result<Option<String>> {
@@ -307,12 +323,37 @@ impl State {
 }
 
 pub struct Lock {
-    path: PathBuf,
     file: OwnedFd,
+    byte: i64,
+}
+
+/// The same in every process of every version.
+fn byte_of(name: &str) -> i64 {
+    let hash = <sha2::Sha256 as sha2::Digest>::digest(name);
+    let (first, _) = hash.split_first_chunk().expect("a hash has more than that");
+    i64::from_le_bytes(*first) & (i64::MAX >> 1)
+}
+
+impl Lock {
+    /// Of the open file, not of the process: two tasks exclude each other as two processes do.
+    fn set(&self, kind: libc::c_int) -> rustix::io::Result<()> {
+        // SAFETY: an all-zero flock is valid; the kernel reads it during the call.
+        let result = unsafe {
+            let mut what: libc::flock = std::mem::zeroed();
+            what.l_type = kind as libc::c_short;
+            what.l_whence = libc::SEEK_SET as libc::c_short;
+            (what.l_start, what.l_len) = (self.byte, 1);
+            libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const what)
+        };
+        match result {
+            -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl AsFd for Lock {
-    /// Whoever has a copy of it holds the lock too, beyond the life of this process.
+    /// Whoever has a copy of it holds the lock too, if this process does not live to drop it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -320,8 +361,7 @@ impl AsFd for Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Before it is released, so that the next holder makes a new one and no file is left behind.
-        let _ = fs::remove_file(&self.path);
+        let _ = self.set(libc::F_UNLCK);
     }
 }
 
@@ -336,13 +376,6 @@ fn spread(dir: &Path) {
         && !flags.contains(IFlags::TOPDIR)
     {
         let _ = ioctl_setflags(&dir, flags | IFlags::TOPDIR);
-    }
-}
-
-fn same_file(file: &OwnedFd, path: &Path) -> bool {
-    match (rustix::fs::fstat(file), rustix::fs::stat(path)) {
-        (Ok(a), Ok(b)) => (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino),
-        _ => false,
     }
 }
 
@@ -376,10 +409,13 @@ pub fn save<T: Serialize>(path: &Path, value: &T) -> Result<()> {
     let text = serde_json::to_vec(value).expect("state has string keys and no failing parts");
     let temporary = path.with_extension(format!("part{:x}", unique()));
     let write = || {
-        let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&temporary)?;
-        file.set_permissions(fs::Permissions::from_mode(0o600))?;
-        file.write_all(&text)?;
-        fs::rename(&temporary, path)
+        let new = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
+        new?.write_all(&text)?;
+        // What takes the place of another by rename, ext4 writes to the disk first; what changes places with it, later.
+        match renameat_with(CWD, &temporary, CWD, path, RenameFlags::EXCHANGE) {
+            Ok(()) => fs::remove_file(&temporary),
+            Err(_) => fs::rename(&temporary, path),
+        }
     };
     write().map_err(|e| {
         let _ = fs::remove_file(&temporary);
@@ -421,6 +457,48 @@ mod tests {
         );
         assert!(of(libc::EROFS).1.contains("FORKYARD_HOME"));
         assert_eq!(of(libc::EIO), (ErrorKind::Unavailable, String::new()));
+    }
+
+    #[tokio::test]
+    async fn a_lock_is_one_holders_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, other] = [(); 2].map(|()| State::open(dir.path(), None).unwrap());
+        let lock = one.lock("a").await.unwrap();
+        assert!(one.try_lock("a").unwrap().is_none() && other.try_lock("a").unwrap().is_none());
+        assert!(other.try_lock("b").unwrap().is_some());
+        // A copy outlives the file that it is a copy of, not the lock.
+        let copy = lock.as_fd().try_clone_to_owned().unwrap();
+        drop(lock);
+        assert!(other.try_lock("a").unwrap().is_some());
+        drop(copy);
+    }
+
+    #[test]
+    fn what_is_saved_takes_the_place_of_what_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.json");
+        for text in ["first", "second", "third"] {
+            save(&path, &text).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), format!("\"{text}\""));
+        }
+        assert_eq!(names(dir.path()).unwrap(), ["a.json"]);
+    }
+
+    #[test]
+    fn layers_are_kept_by_each_user_for_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = State::open(dir.path(), None).unwrap();
+        let layers = ["x".to_string(), "y".to_string()];
+        for layer in &layers {
+            fs::create_dir_all(state.layer(layer).join("refs")).unwrap();
+        }
+        assert!(state.add_refs(&layers, "sandbox.a").unwrap());
+        assert!(state.add_refs(&layers, "sandbox.a").unwrap());
+        assert!(state.add_refs(&layers[1..], "sandbox.b").unwrap());
+        assert!(state.drop_ref("x", "sandbox.a").unwrap().is_some());
+        assert!(state.drop_ref("y", "sandbox.a").unwrap().is_none());
+        assert!(state.drop_ref("y", "sandbox.b").unwrap().is_some());
+        assert!(!state.add_refs(&layers, "sandbox.c").unwrap());
     }
 
     #[test]

@@ -117,9 +117,6 @@ impl Inner {
         for path in self.state.trashed()? {
             self.remove_later(path);
         }
-        for name in state::names(&self.state.root.join("locks"))? {
-            drop(self.state.try_lock(&name)?); // one that nobody holds goes with this
-        }
         Ok(())
     }
 

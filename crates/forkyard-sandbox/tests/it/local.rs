@@ -45,7 +45,7 @@ async fn a_sandbox_is_made_used_and_gone() {
     provider.destroy(&id).await.unwrap();
     assert_eq!(sandbox.exec(ExecRequest::new(["true"])).await.err().unwrap().kind, ErrorKind::NotFound);
     provider.settle().await;
-    for part in ["sandboxes", "trash", "locks"] {
+    for part in ["sandboxes", "trash"] {
         assert_eq!(dir.path().join(part).read_dir().unwrap().count(), 0, "{part}");
     }
 }
@@ -115,7 +115,7 @@ pub fn scaled(few: u32, all: u32) -> u32 {
 
 /// What of sandboxes, snapshots and images is left in a state folder.
 fn left(state: &std::path::Path) -> Vec<std::path::PathBuf> {
-    let parts = ["sandboxes", "trash", "locks", "layers", "snapshots", "images"];
+    let parts = ["sandboxes", "trash", "layers", "snapshots", "images"];
     parts.iter().flat_map(|part| state.join(part).read_dir().unwrap().flatten().map(|e| e.path())).collect()
 }
 
@@ -183,7 +183,7 @@ pub async fn run_cases_on(cases: Vec<Case>, spec: SandboxSpec) {
     }
     provider.settle().await;
     other.settle().await;
-    for part in ["sandboxes", "trash", "locks", "layers", "snapshots", "images"] {
+    for part in ["sandboxes", "trash", "layers", "snapshots", "images"] {
         let left: Vec<_> =
             dir.path().join(part).read_dir().unwrap().flatten().map(|e| e.file_name()).collect();
         if !left.is_empty() {
@@ -391,7 +391,7 @@ async fn nothing_is_left_after_the_owner_was_killed() {
         provider.destroy(&info.id).await.unwrap();
     }
     provider.settle().await;
-    for part in ["sandboxes", "trash", "locks"] {
+    for part in ["sandboxes", "trash"] {
         assert_eq!(dir.path().join(part).read_dir().unwrap().count(), 0, "{part}");
     }
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
