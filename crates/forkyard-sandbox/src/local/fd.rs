@@ -48,28 +48,35 @@ pub fn receive(socket: BorrowedFd<'_>) -> rustix::io::Result<(Vec<u8>, Vec<Owned
     Ok((data, fds))
 }
 
-/// A message socket in a runtime.
+/// A message socket in a runtime, which is told of it only when there is something to read: it would else be woken by every
+/// message that the other side has taken.
 pub struct Messages(AsyncFd<OwnedFd>);
 
 impl Messages {
     pub fn new(socket: OwnedFd) -> std::io::Result<Messages> {
         // SAFETY: an OwnedFd names the same open file until it is dropped, and it is dropped with the AsyncFd.
-        Ok(Messages(unsafe { AsyncFd::register(socket) }?))
+        Ok(Messages(unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }?))
     }
 
-    /// Tried at once: the runtime knows that a new socket can be written to only after it was idle.
     pub async fn send(&self, data: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<()> {
         match send(self.0.get_ref().as_fd(), data, fds) {
             Err(rustix::io::Errno::AGAIN) => {}
             sent => return Ok(sent?),
         }
-        self.0
-            .async_io(Interest::WRITABLE, |socket| send(socket.as_fd(), data, fds).map_err(Into::into))
-            .await
+        let full = self.0.get_ref().try_clone()?;
+        // SAFETY: see above. The runtime takes a descriptor once, so this is another one.
+        let full = unsafe { AsyncFd::register_with_interest(full, Interest::WRITABLE) }?;
+        full.async_io(Interest::WRITABLE, |socket| send(socket.as_fd(), data, fds).map_err(Into::into)).await
     }
 
     pub async fn receive(&self) -> std::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
         self.0.async_io(Interest::READABLE, |socket| receive(socket.as_fd()).map_err(Into::into)).await
+    }
+}
+
+impl AsFd for Messages {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().as_fd()
     }
 }
 

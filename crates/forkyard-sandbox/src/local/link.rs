@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use forkyard_core::{Attempt, SandboxId};
@@ -14,7 +13,7 @@ use forkyard_guest::protocol::{
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::fd;
+use super::fd::{self, Messages};
 use super::state::Meta;
 use super::zygote::unavailable;
 use crate::guest_client::{QUIET_WITHIN, Quiet, from_fault};
@@ -89,19 +88,20 @@ pub async fn shut_down_unknown(dir: &Path) {
 /// A connection of its own for what goes with descriptors, one question at a time.
 pub struct Line {
     id: SandboxId,
-    stream: Arc<UnixStream>,
+    messages: Messages,
 }
 
 impl AsFd for Line {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.messages.as_fd()
     }
 }
 
 impl Line {
     pub async fn open(id: &SandboxId, dir: &Path, attempt: Attempt) -> Result<Line> {
         let stream = connect(id, dir)?;
-        let line = Line { id: id.clone(), stream: Arc::new(stream) };
+        stream.set_nonblocking(true).map_err(unavailable)?;
+        let line = Line { id: id.clone(), messages: Messages::new(stream.into()).map_err(unavailable)? };
         let hello = Op::Hello { version: VERSION, attempt: attempt.0, token: None };
         line.ask(hello, Vec::new()).await?;
         Ok(line)
@@ -121,20 +121,20 @@ impl Line {
     }
 
     async fn exchange(&self, op: Op, fds: Vec<OwnedFd>, within: Duration) -> Result<(Answer, Vec<OwnedFd>)> {
-        let (id, stream) = (self.id.clone(), Arc::clone(&self.stream));
-        let ask = move || -> std::io::Result<(Answer, Vec<OwnedFd>)> {
+        let ask = async {
             let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
-            stream.set_read_timeout(Some(within))?;
-            fd::send(stream.as_fd(), &encode(&Request { seq: 1, op }, &[]), &borrowed)?;
+            self.messages.send(&encode(&Request { seq: 1, op }, &[]), &borrowed).await?;
             // They come with the first bytes of the answer, and nothing else is under way.
-            let (frame, fds) = fd::receive(stream.as_fd())?;
+            let (frame, fds) = self.messages.receive().await?;
             let (length, head) = prefix(&frame)?;
             let reply = frame.get(PREFIX..PREFIX + head).filter(|_| frame.len() == PREFIX + length);
             let reply: Reply = serde_json::from_slice(reply.unwrap_or_default())?;
-            Ok((reply.answer, fds))
+            std::io::Result::Ok((reply.answer, fds))
         };
-        let asked = tokio::task::spawn_blocking(ask).await.map_err(unavailable)?;
-        match asked.map_err(|e| unavailable(format!("sandbox {id} does not answer as it should: {e}")))? {
+        let asked = tokio::time::timeout(within, ask).await.unwrap_or_else(|late| Err(late.into()));
+        match asked
+            .map_err(|e| unavailable(format!("sandbox {} does not answer as it should: {e}", self.id)))?
+        {
             (Answer::Error { kind, message }, _) => Err(from_fault(kind, message)),
             answer => Ok(answer),
         }

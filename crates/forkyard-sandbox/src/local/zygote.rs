@@ -5,9 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use forkyard_guest::zygote::{
     Answer, Ask, Groups, RESTACK_FDS, Ready, RestackAsk, RootAsk, Start, Work, WorkResult,
@@ -21,17 +22,43 @@ use crate::{ErrorKind, Result, SandboxError};
 /// The guest, built beside this library.
 pub static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forkyard-guest"));
 
+/// Until the answer to a question, which is that a clone was made. One that takes longer is replaced.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+
 /// The guest's task that sandboxes are cloned from.
 const ZYGOTE: &str = "zygote";
 
 pub struct Zygote {
-    commands: Arc<Mutex<Messages>>,
+    commands: Mutex<Commands>,
     child: std::sync::Mutex<Helper>,
     left: AtomicBool,
     /// What sandboxes of the default root see of the host.
     pub binds: Vec<String>,
     /// What isolates every sandbox.
     pub layers: Vec<String>,
+}
+
+/// One question at a time. Whoever gives up between a question and its answer leaves the answer to the next.
+struct Commands {
+    messages: Messages,
+    owed: usize,
+}
+
+impl Commands {
+    async fn ask(&mut self, text: &[u8], fds: &[BorrowedFd<'_>]) -> std::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        while self.owed > 0 {
+            self.receive().await?;
+        }
+        self.messages.send(text, fds).await?;
+        self.owed += 1;
+        self.receive().await
+    }
+
+    async fn receive(&mut self) -> std::io::Result<(Vec<u8>, Vec<OwnedFd>)> {
+        let answer = self.messages.receive().await?;
+        self.owed -= 1;
+        Ok(answer)
+    }
 }
 
 pub fn unavailable(what: impl std::fmt::Display) -> SandboxError {
@@ -124,6 +151,10 @@ impl Helper {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+
+    fn kill(&mut self) {
+        let _ = self.0.as_mut().map(Child::kill);
     }
 
     /// It ends by itself, after this process.
@@ -268,7 +299,7 @@ impl Zygote {
         let answer = answer.await;
         let mut zygote = Zygote {
             child: std::sync::Mutex::new(child.child()?),
-            commands: Arc::new(Mutex::new(commands)),
+            commands: Mutex::new(Commands { messages: commands, owed: 0 }),
             left: AtomicBool::new(false),
             binds: Vec::new(),
             layers: Vec::new(),
@@ -295,15 +326,19 @@ impl Zygote {
         child.is_alive()
     }
 
-    /// A question and its answer stay together even if the caller goes away between them.
     async fn ask(&self, ask: &Ask, fds: Vec<OwnedFd>) -> Result<(i32, OwnedFd)> {
         let text = serde_json::to_vec(ask).expect("messages have string keys and no failing parts");
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
         let gone = || unavailable("the sandbox helper is gone");
-        let commands = Arc::clone(&self.commands).lock_owned().await;
-        commands.send(&text, &borrowed).await.map_err(|_| gone())?;
-        let answer = tokio::spawn(async move { commands.receive().await });
-        let (answer, mut got) = answer.await.map_err(|_| gone())?.map_err(|_| gone())?;
+        let mut commands = self.commands.lock().await;
+        let answer = tokio::time::timeout(ANSWER_WITHIN, commands.ask(&text, &borrowed)).await;
+        drop(commands);
+        let Ok(answer) = answer else {
+            // Another is started for the next question.
+            self.child.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).kill();
+            return Err(SandboxError::new(ErrorKind::Timeout, "the sandbox helper does not answer"));
+        };
+        let (answer, mut got) = answer.map_err(|_| gone())?;
         match serde_json::from_slice(&answer) {
             Ok(Answer::Cloned { pid }) => Ok((pid, got.pop().ok_or_else(gone)?)),
             Ok(Answer::Failed { step, errno }) => Err(setup_error(&step, errno)),
