@@ -9,6 +9,7 @@ use forkyard_core::CallId;
 use tokio::sync::mpsc;
 
 use crate::Result;
+use crate::guest_client::Output;
 
 /// A command to run. `argv` is never joined into a shell string.
 #[derive(Debug, Clone, Default)]
@@ -103,9 +104,39 @@ pub struct ExecResult {
 
 /// A command under way. Dropping it does not kill a command that has a call id; one without is killed.
 pub struct Exec {
-    /// Bounded: a reader that stops reading stops the command's output, not the orchestrator's memory.
-    pub events: mpsc::Receiver<Result<ExecEvent>>,
+    pub events: ExecEvents,
     pub control: Box<dyn ExecControl>,
+}
+
+/// What a command writes, and its end. Bounded: a reader that stops reading stops the command's output, not the orchestrator's
+/// memory.
+pub struct ExecEvents(Source);
+
+enum Source {
+    Guest(Box<Output>),
+    Queue(mpsc::Receiver<Result<ExecEvent>>),
+}
+
+impl ExecEvents {
+    /// None after the end. Nothing is lost if this is not waited for.
+    pub async fn recv(&mut self) -> Option<Result<ExecEvent>> {
+        match &mut self.0 {
+            Source::Guest(output) => output.next().await,
+            Source::Queue(queue) => queue.recv().await,
+        }
+    }
+}
+
+impl From<Output> for ExecEvents {
+    fn from(output: Output) -> ExecEvents {
+        ExecEvents(Source::Guest(Box::new(output)))
+    }
+}
+
+impl From<mpsc::Receiver<Result<ExecEvent>>> for ExecEvents {
+    fn from(queue: mpsc::Receiver<Result<ExecEvent>>) -> ExecEvents {
+        ExecEvents(Source::Queue(queue))
+    }
 }
 
 /// Steers a running command.

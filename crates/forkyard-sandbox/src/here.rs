@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -15,7 +16,6 @@ use bytes::Bytes;
 use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
-use tokio::net::UnixStream;
 
 use crate::guest_client::{GuestClient, health};
 use crate::local::GUEST;
@@ -71,7 +71,7 @@ impl Here {
         let card_path = dir.join("guest.json");
         let card = std::fs::read(&card_path).ok().and_then(|text| serde_json::from_slice::<Card>(&text).ok());
         if let Some(card) = card
-            && let Ok(stream) = UnixStream::connect(&socket).await
+            && let Ok(stream) = UnixStream::connect(&socket)
         {
             match GuestClient::connect(stream, attempt, Some(card.token)).await {
                 Ok(client) => return Ok(Arc::new(Here { id, attempt, client })),
@@ -102,7 +102,7 @@ impl Here {
             .map_err(failed)?;
         let begin = tokio::time::Instant::now();
         loop {
-            if let Ok(stream) = UnixStream::connect(&socket).await {
+            if let Ok(stream) = UnixStream::connect(&socket) {
                 let client = GuestClient::connect(stream, attempt, Some(token)).await?;
                 return Ok(Arc::new(Here { id, attempt, client }));
             }
@@ -132,10 +132,7 @@ impl Here {
             Ok(Err(e)) => tracing::debug!("the tools' guest does not end its calls: {e}"),
             Err(_) => tracing::debug!("the tools' guest does not answer"),
         }
-        if let Err(e) = self.client.shutdown().await {
-            tracing::debug!("the tools' guest had ended: {e}");
-            return;
-        }
+        self.client.shutdown();
         // Told only when it is gone: a process that ends at once takes what it has not written yet with it.
         let begin = tokio::time::Instant::now();
         while self.client.ended().is_none() && begin.elapsed() < END_WITHIN {

@@ -22,7 +22,7 @@ use forkyard_core::Timestamp;
 
 pub use egress_seam::{EgressCounters, EgressFactory, EgressHandle, InsideFile, PROXY_ADDRESS};
 pub use error::{ErrorKind, SandboxError};
-pub use exec::{Exec, ExecControl, ExecEvent, ExecRequest, ExecResult, PtySize, Signal};
+pub use exec::{Exec, ExecControl, ExecEvent, ExecEvents, ExecRequest, ExecResult, PtySize, Signal};
 pub use forkyard_core::sandbox::{
     Achieved, Capabilities, ForkCost, Labels, Lifetime, LimitMeans, Limits, LimitsOverride, NetworkMode,
     NetworkSpec, ProviderKind, Root, SandboxSpec, Secret, Volume,

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use forkyard_core::CallId;
-use forkyard_sandbox::{Exec, ExecControl, ExecEvent, ExecRequest, ExecResult, Sandbox, Signal};
-use tokio::sync::mpsc;
+use forkyard_sandbox::{Exec, ExecControl, ExecEvent, ExecEvents, ExecRequest, ExecResult, Sandbox, Signal};
 
 use super::{Call, Failure, FileChange, MAX_RESULT_BYTES, Output, Tool, definition};
 use crate::inference::ToolDef;
@@ -96,7 +95,7 @@ impl Background {
 }
 
 /// Keeps reading, so that the command never waits for a reader.
-async fn follow(mut events: mpsc::Receiver<forkyard_sandbox::Result<ExecEvent>>, state: Arc<Mutex<State>>) {
+async fn follow(mut events: ExecEvents, state: Arc<Mutex<State>>) {
     loop {
         let ended = match events.recv().await {
             Some(Ok(ExecEvent::Stdout(data) | ExecEvent::Stderr(data))) => {

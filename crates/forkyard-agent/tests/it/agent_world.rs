@@ -253,7 +253,7 @@ impl Sandbox for Attached {
             }
             let _ = tx.send(Ok(ExecEvent::Exit(result))).await;
         });
-        Ok(Exec { events, control })
+        Ok(Exec { events: events.into(), control })
     }
     async fn forget(&self, call: &CallId) -> Result<()> {
         self.check()?;

@@ -43,8 +43,6 @@ pub async fn guest(run: &Path, attempt: Attempt, token: &str) -> Result<GuestCli
     let nobody =
         |e: io::Error| SandboxError::new(ErrorKind::NotFound, format!("the guest does not answer: {e}"));
     let stream = open(run).map_err(nobody)?;
-    stream.set_nonblocking(true).map_err(nobody)?;
-    let stream = tokio::net::UnixStream::from_std(stream).map_err(nobody)?;
     let greeting = GuestClient::connect(stream, attempt, Some(token.to_string()));
     tokio::time::timeout(ANSWER_WITHIN, greeting)
         .await

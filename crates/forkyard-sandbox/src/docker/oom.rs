@@ -37,7 +37,7 @@ pub fn attributed(exec: Exec, docker: Docker, container: String, since: Timestam
             }
         }
     });
-    Exec { events: passed_on, control }
+    Exec { events: passed_on.into(), control }
 }
 
 /// 137 is a shell's word for a child that was killed.

@@ -2,19 +2,15 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
-use bytes::Bytes;
-use forkyard_core::CallId;
-use forkyard_guest::protocol::{Answer, ExecOp, ExitInfo, MAX_CHUNK, OUTPUT_WINDOW, Op};
-use tokio::sync::mpsc;
-
 use super::{Answers, GuestClient, unexpected};
 use crate::{
     ErrorKind, Exec, ExecControl, ExecEvent, ExecRequest, ExecResult, PtySize, Result, SandboxError, Signal,
 };
+use async_trait::async_trait;
+use bytes::Bytes;
+use forkyard_core::CallId;
+use forkyard_guest::protocol::{Answer, ExecOp, ExitInfo, MAX_CHUNK, OUTPUT_WINDOW, Op};
 
-/// Events that wait for the reader on our side; the rest waits in the guest.
-const EVENT_QUEUE: usize = 16;
 /// Output is acknowledged in halves of the window, so that it never runs dry while the reader keeps up.
 const ACK_EVERY: u32 = OUTPUT_WINDOW / 2;
 
@@ -60,18 +56,18 @@ impl GuestClient {
                 format!("{bad:?} is not the name of a variable"),
             ));
         }
-        let mut answers = self.send(Op::Exec(op), &[]).await?;
-        let mut unstarted = DropUnstarted { client: self, exec: answers.seq, armed: true };
-        let first = answers.next().await;
-        unstarted.armed = false;
-        match first.map_err(of_exec)? {
-            (Answer::Started { .. }, _) => {}
-            (other, _) => return Err(unexpected(&other)),
+        let answers = self.send(Op::Exec(op), &[]).await?;
+        let mut output = Output { client: self.clone(), answers, taken: 0, over: false };
+        match output.answers.next().await {
+            Ok((Answer::Started { .. }, _)) => {}
+            Ok((other, _)) => return Err(unexpected(&other)),
+            Err(e) => {
+                output.over = true; // there is none
+                return Err(of_exec(e));
+            }
         }
-        let control = Box::new(Control { client: self.clone(), exec: answers.seq });
-        let (sender, events) = mpsc::channel(EVENT_QUEUE);
-        tokio::spawn(forward(self.clone(), answers, sender));
-        Ok(Exec { events, control })
+        let control = Box::new(Control { client: self.clone(), exec: output.answers.seq });
+        Ok(Exec { events: output.into(), control })
     }
 
     pub async fn forget(&self, call: &CallId) -> Result<()> {
@@ -88,54 +84,44 @@ impl GuestClient {
     }
 }
 
-/// A command that nobody waits for any more before it is said to have started.
-struct DropUnstarted<'a> {
-    client: &'a GuestClient,
-    exec: u32,
-    armed: bool,
+/// What comes from a command. Whoever drops it before the end has no more interest in it.
+pub struct Output {
+    client: GuestClient,
+    answers: Answers,
+    /// Frames since the last acknowledgement.
+    taken: u32,
+    over: bool,
 }
 
-impl Drop for DropUnstarted<'_> {
-    fn drop(&mut self) {
-        if self.armed {
-            self.client.tell_later(Op::Drop { exec: self.exec });
+impl Output {
+    /// None after the end, or after an error. Nothing is lost if this is not waited for.
+    pub async fn next(&mut self) -> Option<Result<ExecEvent>> {
+        if self.over {
+            return None;
         }
-    }
-}
-
-/// From the guest to the reader, until the command ends or the reader is gone.
-async fn forward(client: GuestClient, mut answers: Answers, events: mpsc::Sender<Result<ExecEvent>>) {
-    let exec = answers.seq;
-    let mut taken = 0;
-    loop {
-        let frame = tokio::select! {
-            frame = answers.next() => frame,
-            () = events.closed() => break,
-        };
-        let event = match frame {
+        let event = match self.answers.next().await {
             Ok((Answer::Output { stderr: false }, data)) => Ok(ExecEvent::Stdout(data)),
             Ok((Answer::Output { stderr: true }, data)) => Ok(ExecEvent::Stderr(data)),
-            Ok((Answer::Exit(exit), _)) => {
-                let _ = events.send(Ok(ExecEvent::Exit(to_result(exit)))).await;
-                return;
-            }
+            Ok((Answer::Exit(exit), _)) => Ok(ExecEvent::Exit(to_result(exit))),
             Ok((other, _)) => Err(unexpected(&other)),
             Err(e) => Err(e),
         };
-        let failed = event.is_err();
-        if events.send(event).await.is_err() {
-            break;
+        self.over = matches!(event, Ok(ExecEvent::Exit(_)) | Err(_));
+        self.taken += 1;
+        if self.taken == ACK_EVERY && !self.over {
+            self.client.tell(Op::Ack { exec: self.answers.seq, frames: self.taken });
+            self.taken = 0;
         }
-        if failed {
-            return;
-        }
-        taken += 1;
-        if taken == ACK_EVERY {
-            let _ = client.tell(Op::Ack { exec, frames: taken }, &[]).await;
-            taken = 0;
+        Some(event)
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if !self.over {
+            self.client.tell(Op::Drop { exec: self.answers.seq });
         }
     }
-    let _ = client.tell(Op::Drop { exec }, &[]).await;
 }
 
 struct Control {

@@ -138,7 +138,7 @@ impl GuestClient {
                 break;
             }
             total += n as u64;
-            self.tell(Op::Append { write }, &buffer[..n]).await?;
+            self.pass(Op::Append { write }, &buffer[..n]).await?;
             // An append that failed is answered under the number of the upload.
             if let Ok((Answer::Error { kind, message }, _)) = begun.receiver.try_recv() {
                 return Err(super::from_fault(kind, message));
@@ -300,7 +300,7 @@ struct AbortOnDrop<'a> {
 impl Drop for AbortOnDrop<'_> {
     fn drop(&mut self) {
         if self.armed {
-            self.client.tell_later(Op::Abort { write: self.write });
+            self.client.tell(Op::Abort { write: self.write });
         }
     }
 }

@@ -3,11 +3,14 @@
 mod exec;
 mod figures;
 mod files;
+mod out;
 mod quiet;
+mod socket;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -17,16 +20,16 @@ use forkyard_guest::protocol::{
     Answer, Fault, MAX_FRAME_TO_HOST, OUTPUT_WINDOW, Op, PREFIX, Reply, Request, VERSION, decode_prefix,
     encode,
 };
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::mpsc;
 
+pub(crate) use exec::Output;
 pub(crate) use figures::{Meter, health, network};
 pub(crate) use quiet::{QUIET_WITHIN, Quieted};
 
+use self::out::Out;
 use crate::{ErrorKind, Result, SandboxError};
 
-/// Frames that wait to be written; writers beyond it wait too.
-const WRITE_QUEUE: usize = 32;
 /// Frames of one request that wait to be taken: the window of output and the few that need no credit.
 const ANSWER_QUEUE: usize = OUTPUT_WINDOW as usize + 8;
 /// The number under which a guest says why it ends a connection.
@@ -41,7 +44,7 @@ pub struct GuestClient {
 }
 
 struct Shared {
-    frames: mpsc::Sender<Vec<u8>>,
+    out: Arc<Out>,
     pending: Mutex<Pending>,
     next: AtomicU32,
 }
@@ -85,16 +88,14 @@ pub struct Quiet {
 
 impl GuestClient {
     /// Greets the guest under an attempt. `Stale` if it knows a newer one.
-    pub async fn connect<S>(stream: S, attempt: Attempt, token: Option<String>) -> Result<GuestClient>
-    where
-        S: AsyncRead + AsyncWrite + Send + 'static,
-    {
-        let (read, write) = tokio::io::split(stream);
-        Self::connect_halves(read, write, attempt, token).await
+    pub async fn connect(socket: UnixStream, attempt: Attempt, token: Option<String>) -> Result<GuestClient> {
+        let (read, write) = socket::halves(socket)
+            .map_err(|e| SandboxError::new(ErrorKind::Unavailable, format!("the guest's socket: {e}")))?;
+        Self::connect_over(read, write, attempt, token).await
     }
 
-    /// The same for a stream that comes as two halves.
-    pub async fn connect_halves<R, W>(
+    /// The same over any stream of bytes.
+    pub async fn connect_over<R, W>(
         read: R,
         write: W,
         attempt: Attempt,
@@ -104,10 +105,10 @@ impl GuestClient {
         R: AsyncRead + Send + 'static,
         W: AsyncWrite + Send + 'static,
     {
-        let (frames, queue) = mpsc::channel(WRITE_QUEUE);
-        let shared =
-            Arc::new(Shared { frames, pending: Mutex::default(), next: AtomicU32::new(FAREWELL + 1) });
-        tokio::spawn(write_frames(write, queue));
+        let out = Arc::new(Out::new(write));
+        let writer = Arc::clone(&out);
+        tokio::spawn(async move { writer.write().await });
+        let shared = Arc::new(Shared { out, pending: Mutex::default(), next: AtomicU32::new(FAREWELL + 1) });
         tokio::spawn(read_frames(read, Arc::downgrade(&shared)));
         let client = GuestClient { shared };
         let hello = Op::Hello { version: VERSION, attempt: attempt.0, token };
@@ -134,24 +135,21 @@ impl GuestClient {
             pending.answers.insert(seq, sender);
         }
         let answers = Answers { seq, receiver, shared: Arc::clone(&self.shared) };
-        self.shared.write(encode(&Request { seq, op }, body)).await?;
+        self.shared.write(&encode(&Request { seq, op }, body)).await?;
         Ok(answers)
     }
 
-    /// Sends what has no answer, from where nothing can wait. A client without a runtime is at its end, and the guest sees that.
-    fn tell_later(&self, op: Op) {
-        let client = self.clone();
-        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move {
-                let _ = client.tell(op, &[]).await;
-            });
-        }
+    /// Sends a part of something long, which has no answer.
+    async fn pass(&self, op: Op, body: &[u8]) -> Result<()> {
+        let seq = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        self.shared.write(&encode(&Request { seq, op }, body)).await
     }
 
-    /// Sends what has no answer.
-    async fn tell(&self, op: Op, body: &[u8]) -> Result<()> {
+    /// Sends what has no answer, and never waits.
+    fn tell(&self, op: Op) {
         let seq = self.shared.next.fetch_add(1, Ordering::Relaxed);
-        self.shared.write(encode(&Request { seq, op }, body)).await
+        // To one who is gone there is nothing to say.
+        let _ = self.shared.out.say_now(&encode(&Request { seq, op }, &[]));
     }
 
     /// One request, one answer; an error that the guest answers is an error here.
@@ -192,8 +190,8 @@ impl GuestClient {
     }
 
     /// Ends the sandbox; no answer comes.
-    pub async fn shutdown(&self) -> Result<()> {
-        self.tell(Op::Shutdown, &[]).await
+    pub fn shutdown(&self) {
+        self.tell(Op::Shutdown);
     }
 }
 
@@ -202,8 +200,14 @@ impl Shared {
         self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    async fn write(&self, frame: Vec<u8>) -> Result<()> {
-        self.frames.send(frame).await.map_err(|_| self.pending().ended.clone().unwrap_or_else(lost))
+    async fn write(&self, frame: &[u8]) -> Result<()> {
+        self.out.say(frame).await.map_err(|_| self.pending().ended.clone().unwrap_or_else(lost))
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.out.close();
     }
 }
 
@@ -228,16 +232,6 @@ impl Drop for Answers {
     fn drop(&mut self) {
         self.shared.pending().answers.remove(&self.seq);
     }
-}
-
-async fn write_frames(write: impl AsyncWrite, mut queue: mpsc::Receiver<Vec<u8>>) {
-    tokio::pin!(write);
-    while let Some(frame) = queue.recv().await {
-        if write.write_all(&frame).await.is_err() || (queue.is_empty() && write.flush().await.is_err()) {
-            return;
-        }
-    }
-    let _ = write.shutdown().await;
 }
 
 /// Hands frames to whoever asked, until the stream or the client ends.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forkyard_core::Attempt;
+use forkyard_core::{Attempt, CallId};
 use forkyard_guest::protocol::{
     Answer, Fault, MAX_FRAME_TO_GUEST, Op, PREFIX, Reply, Request, decode_prefix, encode,
 };
@@ -32,13 +32,72 @@ impl Guest {
 }
 
 async fn pair() -> (GuestClient, Guest) {
-    let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let mut guest = Guest(theirs);
-    let (client, ()) = tokio::join!(GuestClient::connect(ours, Attempt(1), None), async {
+    pair_of(1 << 20).await
+}
+
+/// Over a stream that holds so much.
+async fn pair_of(size: usize) -> (GuestClient, Guest) {
+    let (ours, theirs) = tokio::io::duplex(size);
+    let ((read, write), mut guest) = (tokio::io::split(ours), Guest(theirs));
+    let (client, ()) = tokio::join!(GuestClient::connect_over(read, write, Attempt(1), None), async {
         let hello = guest.next().await.unwrap();
         guest.answer(hello.seq, Answer::Welcome { version: 1 }).await;
     });
     (client.unwrap(), guest)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_stream_does_not_take_at_once_is_written_in_order() {
+    let (client, mut guest) = pair_of(100).await;
+    let asked: Vec<_> = (0..20)
+        .map(|i| {
+            let (client, call) = (client.clone(), CallId::new(format!("call{i}")).unwrap());
+            tokio::spawn(async move { client.forget(&call).await })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    client.shutdown();
+    let mut seen = Vec::new();
+    while seen.len() < 21 {
+        let request = guest.next().await.unwrap();
+        seen.push(request.seq);
+        if let Op::Forget { .. } = request.op {
+            guest.answer(request.seq, Answer::Done).await;
+        }
+    }
+    assert!(seen.is_sorted(), "{seen:?}");
+    for asked in asked {
+        asked.await.unwrap().unwrap();
+    }
+    drop(client);
+    assert!(guest.next().await.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_writes_much_waits_for_a_guest_that_does_not_read() {
+    let (client, mut guest) = pair_of(100).await;
+    let data = vec![7; 16 << 20];
+    let mut source = &data[..];
+    let mut upload = Box::pin(client.write_file_from("/a", &mut source, None));
+    assert!(futures::poll!(&mut upload).is_pending());
+    let begin = guest.next().await.unwrap();
+    guest.answer(begin.seq, Answer::Done).await;
+    for _ in 0..1000 {
+        assert!(futures::poll!(&mut upload).is_pending(), "all of it is in memory");
+        tokio::task::yield_now().await;
+    }
+    let ((), uploaded) = tokio::join!(
+        async {
+            loop {
+                let request = guest.next().await.unwrap();
+                if let Op::Commit { .. } = request.op {
+                    return guest.answer(request.seq, Answer::Done).await;
+                }
+            }
+        },
+        upload
+    );
+    assert_eq!(uploaded.unwrap(), data.len() as u64);
 }
 
 #[tokio::test(start_paused = true)]

@@ -56,7 +56,7 @@ pub async fn exec(s: &RemoteSandbox, r: ExecRequest) -> Result<Exec> {
         // Whoever asked may be gone.
         let _ = tell.send(last).await;
     });
-    Ok(Exec { events, control: Box::new(Stop(stop)) })
+    Ok(Exec { events: events.into(), control: Box::new(Stop(stop)) })
 }
 
 fn ended(exit_code: i32) -> ExecResult {
@@ -228,7 +228,7 @@ pub async fn open(s: &RemoteSandbox, r: ExecRequest, size: PtySize) -> Result<Ex
             }
         }
     });
-    Ok(Exec { events, control: Box::new(Terminal(type_)) })
+    Ok(Exec { events: events.into(), control: Box::new(Terminal(type_)) })
 }
 
 #[derive(Deserialize)]
