@@ -1,6 +1,6 @@
 //! From a path to a descriptor.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use forkyard_guest::protocol::Fault;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
@@ -35,11 +35,25 @@ pub fn open_raw(full: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     for _ in 0..RACES {
         match openat2(CWD, full, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(Errno::LOOP) => return Err(Errno::LOOP),
+            Ok(file) if is_own(&file) => return Err(Errno::ACCESS),
             other => return other,
         }
     }
     Err(Errno::AGAIN)
+}
+
+/// What the kernel tells of the guest itself is nobody's business: commands are refused it too.
+fn is_own(file: &OwnedFd) -> bool {
+    const PROC: u64 = 0x9fa0;
+    if rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type as u64 != PROC) {
+        return false;
+    }
+    let link = rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new());
+    let own = format!("/proc/{}", std::process::id());
+    link.is_ok_and(|link| {
+        let rest = link.to_bytes().strip_prefix(own.as_bytes());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+    })
 }
 
 /// The folder that `path` lies in, and its last name. Folders that are missing are made if `make` says so.

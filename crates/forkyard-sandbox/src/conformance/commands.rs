@@ -97,16 +97,28 @@ async fn a_timeout_kills_the_tree(ctx: &Ctx) -> CaseResult {
 
 async fn signals_reach_the_group(ctx: &Ctx) -> CaseResult {
     let sandbox = ctx.sandbox().await?;
-    let mut command = sandbox
-        .exec(ExecRequest::shell("trap 'echo got; exit 9' TERM; echo up; while :; do sleep 0.02; done"))
-        .await?;
-    ensure_eq!(command.events.recv().await.transpose()?, Some(ExecEvent::Stdout("up\n".into())));
-    command.control.signal(Signal::Term).await?;
-    let (result, out, _) = command.output().await?;
-    ensure_eq!((result.exit_code, out), (9, b"got\n".to_vec()));
-    let killed = sandbox.exec(ExecRequest::new(["sleep", "600"])).await?;
-    killed.control.signal(Signal::Kill).await?;
-    let (result, ..) = killed.output().await?;
+    for (signal, name) in [(Signal::Term, "TERM"), (Signal::Int, "INT"), (Signal::Hup, "HUP")] {
+        let script = format!("trap 'echo got; exit 9' {name}; echo up; while :; do sleep 0.02; done");
+        let mut command = sandbox.exec(ExecRequest::shell(script)).await?;
+        ensure_eq!(command.events.recv().await.transpose()?, Some(ExecEvent::Stdout("up\n".into())));
+        command.control.signal(signal).await?;
+        let (result, out, _) = command.output().await?;
+        ensure_eq!((name, result.exit_code, out), (name, 9, b"got\n".to_vec()));
+    }
+    let mut sleeps = sandbox.exec(ExecRequest::shell("echo $$; exec sleep 600")).await?;
+    let Some(ExecEvent::Stdout(pid)) = sleeps.events.recv().await.transpose()? else {
+        return Err(super::Failed::new("it does not say who it is"));
+    };
+    let look = format!("cut -d' ' -f3 /proc/{}/stat", String::from_utf8_lossy(&pid).trim());
+    for (signal, state) in [(Signal::Stop, "T"), (Signal::Cont, "S")] {
+        sleeps.control.signal(signal).await?;
+        let limit = tokio::time::Instant::now() + Duration::from_secs(30);
+        while sh(&sandbox, &look).await?.out.trim() != state {
+            ensure!(tokio::time::Instant::now() < limit, "after {signal:?} it is not {state}");
+        }
+    }
+    sleeps.control.signal(Signal::Kill).await?;
+    let (result, ..) = sleeps.output().await?;
     ensure_eq!((result.exit_code, result.signal), (137, Some(9)));
     Ok(())
 }

@@ -181,6 +181,13 @@ async fn only_regular_files_are_read(ctx: &Ctx) -> CaseResult {
         ensure_eq!(sandbox.read_file(path, 0, 10).await.err().map(|e| e.kind), Some(ErrorKind::Invalid));
     }
     ensure_eq!(sandbox.read_file("sparse", 1 << 39, 10).await?, vec![0; 10]);
+    // Nor what the kernel tells of the guest.
+    for path in ["/proc/1/maps", "/proc/self/environ", "/proc/thread-self/status"] {
+        let refused = sandbox.read_file(path, 0, 10).await.err().map(|e| e.kind);
+        ensure_eq!((path, refused), (path, Some(ErrorKind::Denied)));
+    }
+    ensure_eq!(sandbox.list_files("/proc/1/fd").await.err().map(|e| e.kind), Some(ErrorKind::Denied));
+    ensure!(sandbox.list_files("/proc").await.is_ok(), "/proc itself is refused");
     Ok(())
 }
 

@@ -171,6 +171,13 @@ async fn stats_and_health(ctx: &Ctx) -> CaseResult {
     let stats = sandbox.stats().await?;
     ensure!(stats.disk_bytes >= 8 << 20, "disk is {}", stats.disk_bytes);
     ensure!(stats.cpu_percent > 0.0, "cpu is {}", stats.cpu_percent);
+    let holds = "(head -c 33554432 /dev/zero; echo up >&2; sleep 600) | tail -c 33554432";
+    let mut holder = sandbox.exec(ExecRequest::shell(holds)).await?;
+    ensure!(holder.events.recv().await.is_some(), "it did not start");
+    let stats = sandbox.stats().await?;
+    ensure!(stats.memory_bytes >= 24 << 20, "memory is {}", stats.memory_bytes);
+    ensure!(stats.processes >= 2, "there are {} processes", stats.processes);
+    drop(holder);
     ctx.provider.destroy(sandbox.id()).await?;
     ensure!(!sandbox.health().await?.healthy, "healthy after it was destroyed");
     Ok(())

@@ -4,6 +4,7 @@ use bytes::{Bytes, BytesMut};
 use forkyard_core::Timestamp;
 use forkyard_guest::protocol::{Answer, FileMeta, Kind, MAX_CHUNK, Op};
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::sync::mpsc::error::TryRecvError;
 
 use super::{GuestClient, unexpected};
 use crate::{
@@ -138,10 +139,12 @@ impl GuestClient {
                 break;
             }
             total += n as u64;
-            self.pass(Op::Append { write }, &buffer[..n]).await?;
+            self.pass(Op::Append { write }, &buffer[..n]).await;
             // An append that failed is answered under the number of the upload.
-            if let Ok((Answer::Error { kind, message }, _)) = begun.receiver.try_recv() {
-                return Err(super::from_fault(kind, message));
+            match begun.receiver.try_recv() {
+                Ok((Answer::Error { kind, message }, _)) => return Err(super::from_fault(kind, message)),
+                Err(TryRecvError::Disconnected) => return begun.next().await.map(|_| total),
+                Ok(_) | Err(TryRecvError::Empty) => {}
             }
         }
         let committed = self.ask_done(Op::Commit { write }, &[]).await;

@@ -74,6 +74,18 @@ async fn what_the_stream_does_not_take_at_once_is_written_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_guest_that_is_gone_has_said_why() {
+    let (client, mut guest) = pair().await;
+    guest.answer(0, Answer::Error { kind: Fault::Stale, message: "another".into() }).await;
+    drop(guest);
+    let refused = client.exec(ExecRequest::new(["true"])).await.err().unwrap();
+    assert_eq!(refused.kind, ErrorKind::Stale, "{refused}");
+    let mut source = tokio::io::repeat(0);
+    let refused = client.write_file_from("/a", &mut source, None).await.err().unwrap();
+    assert_eq!(refused.kind, ErrorKind::Stale, "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn whoever_writes_much_waits_for_a_guest_that_does_not_read() {
     let (client, mut guest) = pair_of(100).await;
     let data = vec![7; 16 << 20];

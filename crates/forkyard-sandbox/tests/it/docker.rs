@@ -381,8 +381,13 @@ async fn the_proxy_serves_a_container_that_has_no_network() {
 
 /// The cases of every provider, one after another on one engine; all failures are told, not the first alone. `between` comes
 /// before each.
-pub async fn suite(cases: Vec<Case>, warm: usize, between: impl AsyncFn(&DockerProvider)) {
-    let Some(daemon) = Daemon::start().await else { return };
+pub async fn suite(
+    daemon: Option<Daemon>,
+    cases: Vec<Case>,
+    warm: usize,
+    between: impl AsyncFn(&DockerProvider),
+) {
+    let Some(daemon) = daemon else { return };
     let state = tempfile::tempdir().unwrap();
     let stage = Arc::new(Stage::new().unwrap());
     let provider = Arc::new(connect_warm(&daemon, state.path(), Some(stage.egress()), warm).await);
@@ -417,10 +422,15 @@ pub async fn suite(cases: Vec<Case>, warm: usize, between: impl AsyncFn(&DockerP
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_case_of_conformance() {
-    suite(conformance(), 0, async |_| {}).await;
+    suite(Daemon::start().await, conformance(), 0, async |_| {}).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_case_of_conformance_on_busybox_alone() {
+    suite(Daemon::start_bare().await, conformance(), 0, async |_| {}).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_attack_is_stopped() {
-    suite(attacks(), 0, async |_| {}).await;
+    suite(Daemon::start().await, attacks(), 0, async |_| {}).await;
 }

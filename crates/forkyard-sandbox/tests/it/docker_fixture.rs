@@ -46,6 +46,15 @@ impl Daemon {
 
     /// With an image that has what these programs of the host need to run in it.
     pub async fn start_for(programs: &[&Path]) -> Option<Daemon> {
+        Daemon::start_with(|busybox| image(busybox, programs)).await
+    }
+
+    /// With an image that has nothing but busybox.
+    pub async fn start_bare() -> Option<Daemon> {
+        Daemon::start_with(bare_image).await
+    }
+
+    async fn start_with(image: impl FnOnce(&Path) -> Vec<u8>) -> Option<Daemon> {
         if !rustix::process::geteuid().is_root() {
             skipped("dockerd needs root");
             return None;
@@ -83,7 +92,7 @@ impl Daemon {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         };
-        import(&docker, IMAGE, image(&busybox, programs)).await;
+        import(&docker, IMAGE, image(&busybox)).await;
         Some(daemon)
     }
 
@@ -143,6 +152,15 @@ fn libraries(program: &Path) -> Vec<PathBuf> {
 }
 
 pub fn image(busybox: &Path, programs: &[&Path]) -> Vec<u8> {
+    image_with(busybox, &FULL, programs)
+}
+
+/// With nothing but busybox.
+pub fn bare_image(busybox: &Path) -> Vec<u8> {
+    image_with(busybox, &[], &[])
+}
+
+fn image_with(busybox: &Path, full: &[&str], programs: &[&Path]) -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     let header = |kind, size, mode| {
         let mut header = Header::new_gnu();
@@ -163,7 +181,7 @@ pub fn image(busybox: &Path, programs: &[&Path]) -> Vec<u8> {
     .unwrap();
     // Where busybox knows less than the suite asks for, the host's own, with their libraries.
     let mut real: BTreeMap<String, PathBuf> = BTreeMap::new();
-    for (name, program) in FULL.iter().filter_map(|name| Some((name, find(name)?))) {
+    for (name, program) in full.iter().filter_map(|name| Some((name, find(name)?))) {
         for library in libraries(&program) {
             real.insert(library.display().to_string().trim_start_matches('/').to_string(), library);
         }
@@ -172,7 +190,7 @@ pub fn image(busybox: &Path, programs: &[&Path]) -> Vec<u8> {
     for library in programs.iter().flat_map(|program| libraries(program)) {
         real.insert(library.display().to_string().trim_start_matches('/').to_string(), library);
     }
-    if let Some(dash) = find("dash") {
+    if let Some(dash) = real.get("bin/dash").cloned() {
         real.insert("bin/sh".into(), dash);
     }
     for (path, source) in &real {

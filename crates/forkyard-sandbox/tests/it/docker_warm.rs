@@ -72,7 +72,7 @@ async fn every_case_of_conformance_on_what_was_kept_ready() {
     let cases = conformance();
     let (count, taken) = (cases.len(), Mutex::new(BTreeSet::new()));
     let last = Mutex::new(BTreeSet::new());
-    suite(cases, 3, async |provider| {
+    suite(Daemon::start().await, cases, 3, async |provider| {
         if last.lock().unwrap().is_empty() {
             provider.create(&id("first"), FIRST, &spec()).await.unwrap();
             provider.destroy(&id("first")).await.unwrap();

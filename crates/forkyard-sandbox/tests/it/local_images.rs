@@ -17,7 +17,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-use crate::docker_fixture::{image, needed};
+use crate::docker_fixture::{bare_image, image, needed};
 use crate::local::{as_ordinary_user, run_cases_on};
 use crate::local_roots::{offline, sh};
 
@@ -273,6 +273,14 @@ async fn conformance_on_an_image() {
 #[test]
 fn conformance_on_an_image_as_an_ordinary_user() {
     as_ordinary_user("local_images::conformance_on_an_image");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conformance_on_busybox_alone() {
+    let Some(busybox) = needed("busybox") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let reference = write_archive(&dir.path().join("saved.tar"), &[bare_image(&busybox)]);
+    run_cases_on(conformance(), offline(Root::Image(reference))).await;
 }
 
 struct Served {

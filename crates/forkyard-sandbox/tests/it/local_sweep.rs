@@ -103,7 +103,7 @@ async fn cycles_of_kills_leave_nothing() {
     let prefix: String =
         word.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect();
     let before = interfaces();
-    for round in 0..scaled(50, 1000) {
+    for round in 0..scaled(100, 1000) {
         let prefix = format!("{prefix}r{round}x");
         let mut owner = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "local_sweep::a_busy_owner", "--ignored", "--nocapture"])

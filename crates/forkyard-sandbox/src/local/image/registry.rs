@@ -222,9 +222,8 @@ pub async fn fetch(reference: &Reference, dir: &Path) -> Result<Image> {
     // Whoever installed one before keeps it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut client = Client::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT);
-    if reference.is_local() {
-        client = client.no_proxy();
-    }
+    // Wherever it sends us, encrypted.
+    client = if reference.is_local() { client.no_proxy() } else { client.https_only(true) };
     let client = client.build().map_err(|e| failed(&e))?;
     let mut registry = Registry { client, reference, token: None };
     let mut manifest = registry.manifest(&reference.version).await?;

@@ -1,3 +1,4 @@
+use std::io::SeekFrom;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -6,7 +7,7 @@ use forkyard_core::SandboxId;
 use forkyard_sandbox::{FileKind, Sandbox};
 use serde_json::json;
 use tempfile::NamedTempFile;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncSeekExt, AsyncWriteExt};
 
 use super::{observe, said};
 use crate::error::{CliError, Result};
@@ -91,13 +92,23 @@ async fn copy_out(sandbox: &dyn Sandbox, path: &str, to: &Path) -> Result<u64> {
     let mut piece = sandbox.read_file(path, 0, PIECE).await?;
     let target = Target::open(to).map_err(named)?;
     let mut file = tokio::fs::File::from_std(target.file().map_err(named)?);
-    let mut offset = 0;
+    // What is all zeros may be a hole, and then there is no end to what it would take here.
+    let holes = matches!(target, Target::Beside(..));
+    let (mut offset, mut hole) = (0, false);
     while !piece.is_empty() {
-        file.write_all(&piece).await.map_err(named)?;
         offset += piece.len() as u64;
+        hole = holes && piece.iter().all(|byte| *byte == 0);
+        if hole {
+            file.seek(SeekFrom::Start(offset)).await.map_err(named)?;
+        } else {
+            file.write_all(&piece).await.map_err(named)?;
+        }
         piece = sandbox.read_file(path, offset, PIECE).await?;
     }
     file.flush().await.map_err(named)?;
+    if hole {
+        file.set_len(offset).await.map_err(named)?;
+    }
     target.finish().map_err(named)?;
     Ok(offset)
 }
