@@ -9,7 +9,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 
 use bytes::Bytes;
-use forkyard_core::SandboxId;
+use forkyard_core::{SandboxId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::{NetworkSpec, Result};
@@ -36,8 +36,8 @@ pub trait EgressFactory: Send + Sync {
         listener: TcpListener,
     ) -> Result<Box<dyn EgressHandle>>;
 
-    /// What has passed the proxies of this sandbox that serve now; None if there is none here.
-    fn counters(&self, _sandbox: &SandboxId) -> Option<EgressCounters> {
+    /// What has passed the proxies of a sandbox that was made at that time; None if that is not known here.
+    fn counters(&self, _sandbox: &SandboxId, _since: Timestamp) -> Option<EgressCounters> {
         None
     }
 }

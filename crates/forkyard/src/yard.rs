@@ -17,7 +17,7 @@ use forkyard_engine::models::{Models, ModelsConfig};
 use forkyard_engine::sandboxes::Sandboxes;
 use forkyard_engine::steer::{By, Steering};
 use forkyard_sandbox::docker::{DockerOptions, DockerProvider, socket_path};
-use forkyard_sandbox::egress::{DecisionLog, EgressConfig, EgressProxy, InternalRoute};
+use forkyard_sandbox::egress::{DecisionLog, EgressConfig, EgressProxy, InternalRoute, TrafficLog};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{EgressFactory, ErrorKind, Provider, SandboxError};
 use forkyard_server::inside::Inside;
@@ -244,7 +244,12 @@ pub fn on_record(s: &Settings, id: &SandboxId) -> bool {
 
 /// What sandboxes of this home reached, and what they were refused.
 pub fn decisions(home: &Path) -> DecisionLog {
-    DecisionLog::new(&home.join("egress").join("decisions"))
+    DecisionLog::new(&egress_log(home))
+}
+
+/// What is old in there is forgotten, whatever it is.
+fn egress_log(home: &Path) -> PathBuf {
+    home.join("egress").join("decisions")
 }
 
 fn egress(s: &Settings, inside: Option<&Inside>) -> Result<Arc<dyn EgressFactory>> {
@@ -252,6 +257,7 @@ fn egress(s: &Settings, inside: Option<&Inside>) -> Result<Arc<dyn EgressFactory
     std::fs::create_dir_all(&dir)?;
     let mut config = EgressConfig::for_host(&dir, decisions(&s.home).sink())
         .map_err(|e| CliError::failure(e.to_string()))?;
+    config.traffic = Some(TrafficLog::new(&egress_log(&s.home)));
     config.internal = inside.map(|inside| InternalRoute::Service(Arc::new(Internal::new(inside.clone()))));
     Ok(Arc::new(EgressProxy::new(config)))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bollard::query_parameters::StatsOptionsBuilder;
 use bytes::Bytes;
-use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId};
+use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId, Timestamp};
 use futures::StreamExt;
 use tokio::io::AsyncRead;
 use tokio::sync::RwLock;
@@ -188,7 +188,8 @@ impl Sandbox for DockerSandbox {
 
     async fn stats(&self) -> Result<Stats> {
         let figures = self.guest().await?.figures().await?.or_kernel(self.kernel_usage().await?);
-        let network = network(self.egress.as_deref(), self.inner.egress.as_deref(), &self.id);
+        let made = self.inner.home.read(&self.id)?.map_or(Timestamp(0), |record| record.created_at);
+        let network = network(self.egress.as_deref(), self.inner.egress.as_deref(), &self.id, made);
         Ok(self.meter.stats(figures, network))
     }
 

@@ -7,13 +7,15 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
+
+use crate::EgressCounters;
 
 /// How much may go out at once after a pause, in seconds of the limit.
 const BURST_S: f64 = 0.25;
@@ -68,14 +70,45 @@ fn burst(bytes_per_s: f64) -> f64 {
 pub struct Counters {
     rx: AtomicU64,
     tx: AtomicU64,
+    /// Of these, what was written down.
+    noted: Mutex<EgressCounters>,
 }
 
 impl Counters {
-    pub fn rx_bytes(&self) -> u64 {
-        self.rx.load(Ordering::Relaxed)
+    pub fn all(&self) -> EgressCounters {
+        EgressCounters {
+            rx_bytes: self.rx.load(Ordering::Relaxed),
+            tx_bytes: self.tx.load(Ordering::Relaxed),
+        }
     }
-    pub fn tx_bytes(&self) -> u64 {
-        self.tx.load(Ordering::Relaxed)
+
+    /// What is not written down yet.
+    pub fn fresh(&self) -> EgressCounters {
+        let (all, noted) = (self.all(), *self.noted());
+        less(all, noted)
+    }
+
+    /// Writes down what is not yet.
+    pub fn note(&self, write: impl FnOnce(EgressCounters)) {
+        let mut noted = self.noted();
+        let all = self.all();
+        let fresh = less(all, *noted);
+        if fresh != EgressCounters::default() {
+            write(fresh);
+            *noted = all;
+        }
+    }
+
+    fn noted(&self) -> MutexGuard<'_, EgressCounters> {
+        // A panic while it was held leaves two plain numbers.
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn less(all: EgressCounters, noted: EgressCounters) -> EgressCounters {
+    EgressCounters {
+        rx_bytes: all.rx_bytes.saturating_sub(noted.rx_bytes),
+        tx_bytes: all.tx_bytes.saturating_sub(noted.tx_bytes),
     }
 }
 
@@ -294,7 +327,11 @@ mod tests {
         assert!(outbound.await.unwrap() == sent);
         let took = begin.elapsed().as_secs_f64();
         assert!((7.0..9.0).contains(&took), "{took}");
-        assert_eq!((counters.tx_bytes(), counters.rx_bytes()), (TOTAL as u64, TOTAL as u64));
+        let all = EgressCounters { rx_bytes: TOTAL as u64, tx_bytes: TOTAL as u64 };
+        assert_eq!((counters.all(), counters.fresh()), (all, all));
+        counters.note(|fresh| assert_eq!(fresh, all));
+        counters.note(|fresh| panic!("{fresh:?} twice"));
+        assert_eq!((counters.all(), counters.fresh()), (all, EgressCounters::default()));
     }
 
     #[tokio::test(start_paused = true)]

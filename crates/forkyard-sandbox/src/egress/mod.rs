@@ -29,6 +29,7 @@ mod resolve;
 mod socks;
 mod stream;
 mod tls;
+mod traffic;
 mod upstream;
 
 pub use ca::CertAuthority;
@@ -41,3 +42,4 @@ pub use proxy::{EgressConfig, EgressLimits, EgressListener, EgressProxy, Serving
 pub use record::DecisionSink;
 pub use resolve::{Resolver, SystemResolver};
 pub use tls::UpstreamTls;
+pub use traffic::TrafficLog;

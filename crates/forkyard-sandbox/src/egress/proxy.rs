@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use forkyard_core::SandboxId;
+use forkyard_core::{SandboxId, Timestamp};
 use rustls::{ClientConfig, ServerConfig};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
@@ -25,6 +25,7 @@ use super::policy::Policy;
 use super::record::{DecisionSink, Recorder, WINDOW};
 use super::resolve::{Resolver, SystemResolver};
 use super::tls::UpstreamTls;
+use super::traffic::TrafficLog;
 use crate::{EgressCounters, EgressFactory, EgressHandle, ErrorKind, InsideFile, NetworkSpec, SandboxError};
 
 /// After an accept failed (no descriptors left), before the next try.
@@ -71,6 +72,8 @@ pub struct EgressConfig {
     pub resolver: Arc<dyn Resolver>,
     pub internal: Option<InternalRoute>,
     pub on_decision: DecisionSink,
+    /// Without one, a proxy counts for itself alone.
+    pub traffic: Option<TrafficLog>,
     pub limits: EgressLimits,
 }
 
@@ -83,6 +86,7 @@ impl EgressConfig {
             resolver: Arc::new(SystemResolver::default()),
             internal: None,
             on_decision,
+            traffic: None,
             limits: EgressLimits::default(),
         })
     }
@@ -127,13 +131,19 @@ pub enum EgressListener {
 
 /// One sandbox's share of the proxy. Dropping it closes our end of the listener and every connection.
 pub struct Serving {
-    counters: Arc<Counters>,
+    site: Arc<Site>,
     _accepting: AbortOnDropHandle<()>,
 }
 
 impl EgressHandle for Serving {
     fn counters(&self) -> EgressCounters {
-        EgressCounters { rx_bytes: self.counters.rx_bytes(), tx_bytes: self.counters.tx_bytes() }
+        self.site.meter.counters.all()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.site.note_traffic();
     }
 }
 
@@ -156,9 +166,13 @@ impl EgressFactory for EgressProxy {
         Ok(Box::new(self.listen(sandbox, spec, bytes_per_s, EgressListener::Tcp(listener))?))
     }
 
-    fn counters(&self, sandbox: &SandboxId) -> Option<EgressCounters> {
-        let counters = self.shared.counted().get(sandbox)?.upgrade()?;
-        Some(EgressCounters { rx_bytes: counters.rx_bytes(), tx_bytes: counters.tx_bytes() })
+    fn counters(&self, sandbox: &SandboxId, since: Timestamp) -> Option<EgressCounters> {
+        let here = self.shared.counted().get(sandbox).and_then(Weak::upgrade);
+        let Some(traffic) = &self.shared.config.traffic else { return here.map(|here| here.all()) };
+        let (mut all, fresh) = (traffic.since(sandbox, since), here.map(|here| here.fresh()));
+        all.rx_bytes += fresh.unwrap_or_default().rx_bytes;
+        all.tx_bytes += fresh.unwrap_or_default().tx_bytes;
+        Some(all)
     }
 }
 
@@ -173,6 +187,12 @@ pub(super) struct Site {
 }
 
 impl Site {
+    fn note_traffic(&self) {
+        if let Some(traffic) = &self.shared.config.traffic {
+            self.meter.counters.note(|fresh| traffic.add(&self.id, fresh));
+        }
+    }
+
     pub fn limits(&self) -> &EgressLimits {
         &self.shared.config.limits
     }
@@ -241,8 +261,7 @@ impl EgressProxy {
                 Listener::Unix(UnixListener::from_std(listener).map_err(broken)?)
             }
         };
-        let counters = self.shared.counters(sandbox);
-        let meter = Arc::new(Meter::new(bytes_per_s, counters.clone()));
+        let meter = Arc::new(Meter::new(bytes_per_s, self.shared.counters(sandbox)));
         let site = Arc::new(Site {
             policy,
             recorder: Recorder::new(sandbox.clone(), self.shared.config.on_decision.clone()),
@@ -251,8 +270,8 @@ impl EgressProxy {
             lookups: Semaphore::new(LOOKUPS_PER_SANDBOX),
             shared: self.shared.clone(),
         });
-        let accepting = tokio::spawn(accept_all(site, listener));
-        Ok(Serving { counters, _accepting: AbortOnDropHandle::new(accepting) })
+        let accepting = tokio::spawn(accept_all(Arc::clone(&site), listener));
+        Ok(Serving { site, _accepting: AbortOnDropHandle::new(accepting) })
     }
 }
 
@@ -276,7 +295,10 @@ async fn accept_all(site: Arc<Site>, listener: Listener) {
             (stream, own)
         };
         tokio::select! {
-            _ = window.tick() => site.recorder.flush(),
+            _ = window.tick() => {
+                site.recorder.flush();
+                site.note_traffic();
+            }
             Some(_) = connections.join_next() => {}
             (stream, own) = accepted => match stream {
                 Ok(stream) => {

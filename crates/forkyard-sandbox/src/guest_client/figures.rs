@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use forkyard_core::{CallId, SandboxId};
+use forkyard_core::{CallId, SandboxId, Timestamp};
 use forkyard_guest::protocol::{Answer, Op};
 
 use super::{GuestClient, unexpected};
@@ -74,13 +74,11 @@ pub fn network(
     own: Option<&dyn EgressHandle>,
     factory: Option<&dyn EgressFactory>,
     id: &SandboxId,
+    since: Timestamp,
 ) -> EgressCounters {
-    match (own, factory) {
-        (Some(own), _) => own.counters(),
-        // Whoever only looks is told what the owner's proxy counts, if that is of this process.
-        (None, Some(factory)) => factory.counters(id).unwrap_or_default(),
-        (None, None) => EgressCounters::default(),
-    }
+    // All proxies that it had, where they are counted; else its own.
+    let all = factory.and_then(|factory| factory.counters(id, since));
+    all.or_else(|| own.map(|own| own.counters())).unwrap_or_default()
 }
 
 /// `asked`: any question that a guest answers at once.

@@ -151,7 +151,8 @@ impl Sandbox for LocalSandbox {
         let mut figures = figures.or_kernel(cgroup::usage(&meta.cgroups));
         // What the limit is compared with.
         figures.disk_bytes = self.inner.used_by(&meta).or(figures.disk_bytes);
-        let network = network(self.egress.as_deref(), self.inner.egress.as_deref(), &self.id);
+        let network =
+            network(self.egress.as_deref(), self.inner.egress.as_deref(), &self.id, meta.created_at);
         Ok(self.meter.stats(figures, network))
     }
 

@@ -186,6 +186,7 @@ impl Net {
             resolver: names.clone(),
             internal: None,
             on_decision: Arc::new(move |d| sink.lock().unwrap().push(d)),
+            traffic: None,
             limits: EgressLimits::default(),
         };
         change(&mut config);
@@ -222,7 +223,7 @@ impl Net {
         let id = SandboxId::new(format!("s{number}")).unwrap();
         let serving = self.proxy.listen(&id, &spec, bytes_per_s, EgressListener::Tcp(listener)).unwrap();
         let ca = self.proxy.authority().certificate().clone();
-        Inside { proxy, serving, trusted: vec![ca, self.world.root.clone()] }
+        Inside { id, proxy, serving, trusted: vec![ca, self.world.root.clone()] }
     }
 
     /// `NAME:PORT` entries as given, and loopback opened for those ports.
@@ -245,6 +246,7 @@ impl Net {
 
 /// What a program inside can do: reach the proxy, and trust what it is told to.
 pub struct Inside {
+    pub id: SandboxId,
     pub proxy: SocketAddr,
     pub serving: Serving,
     trusted: Vec<CertificateDer<'static>>,

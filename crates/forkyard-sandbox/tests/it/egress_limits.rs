@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use forkyard_sandbox::egress::EgressLimits;
-use forkyard_sandbox::{EgressHandle, NetworkSpec};
+use forkyard_core::Timestamp;
+use forkyard_sandbox::egress::{EgressLimits, TrafficLog};
+use forkyard_sandbox::{EgressCounters, EgressFactory, EgressHandle, NetworkSpec};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::egress_fixture::{Net, hello, say, status};
@@ -126,7 +127,10 @@ async fn connections_over_the_bound_wait_for_their_turn() {
 
 #[tokio::test]
 async fn bytes_are_counted_and_limited() {
-    let net = Net::new();
+    let kept = tempfile::tempdir().unwrap();
+    let log = || Some(TrafficLog::new(kept.path()));
+    let net = Net::with(|config| config.traffic = log());
+    let another = Net::with(|config| config.traffic = log());
     let big = bytes::Bytes::from(vec![7u8; 1 << 20]);
     let site = net
         .https_with("site.test", {
@@ -145,6 +149,13 @@ async fn bytes_are_counted_and_limited() {
         let counters = inside.serving.counters();
         assert!(counters.rx_bytes > 1 << 20 && counters.rx_bytes < 2 << 20, "{counters:?}");
         assert!(counters.tx_bytes > 100 && counters.tx_bytes < 64 << 10, "{counters:?}");
+        // Whoever asks later or elsewhere is told the same, with the last few bytes of the connection.
+        let id = inside.id.clone();
+        let told = |net: &Net, since| net.proxy.counters(&id, Timestamp(since)).unwrap();
+        assert!((counters.rx_bytes..2 << 20).contains(&told(&net, 0).rx_bytes));
+        drop(inside);
+        assert!((counters.rx_bytes..2 << 20).contains(&told(&another, 0).rx_bytes));
+        assert_eq!(told(&another, u64::MAX), EgressCounters::default());
     }
     // 1 MiB at 2 MiB/s, of which half a second's worth at most is a burst: it can't be there at once.
     let inside = net.sandbox_limited(net.allow(&[("site.test", &site)]), Some(2 << 20)).await;

@@ -19,7 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::conformance::{Failed, run};
 use crate::egress::{
     CertAuthority, EgressBody, EgressConfig, EgressDecision, EgressLimits, EgressProxy, InternalRoute,
-    InternalService, Reason, Resolver, UpstreamTls, egress_body,
+    InternalService, Reason, Resolver, TrafficLog, UpstreamTls, egress_body,
 };
 use crate::local::GUEST;
 use crate::{
@@ -94,6 +94,7 @@ impl Stage {
             resolver: names.clone(),
             internal: Some(InternalRoute::Service(internal.clone())),
             on_decision: Arc::new(move |decision| lock(&sink).push(decision)),
+            traffic: Some(TrafficLog::new(&state.path().join("traffic"))),
             limits: EgressLimits::default(),
         });
         Ok(Stage { proxy, decisions, names, internal, _state: state })
