@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -71,7 +70,7 @@ impl Here {
         let card_path = dir.join("guest.json");
         let card = std::fs::read(&card_path).ok().and_then(|text| serde_json::from_slice::<Card>(&text).ok());
         if let Some(card) = card
-            && let Ok(stream) = UnixStream::connect(&socket)
+            && let Ok(stream) = connect(&socket).await
         {
             match GuestClient::connect(stream, attempt, Some(card.token)).await {
                 Ok(client) => return Ok(Arc::new(Here { id, attempt, client })),
@@ -102,7 +101,7 @@ impl Here {
             .map_err(failed)?;
         let begin = tokio::time::Instant::now();
         loop {
-            if let Ok(stream) = UnixStream::connect(&socket) {
+            if let Ok(stream) = connect(&socket).await {
                 let client = GuestClient::connect(stream, attempt, Some(token)).await?;
                 return Ok(Arc::new(Here { id, attempt, client }));
             }
@@ -139,6 +138,11 @@ impl Here {
             tokio::time::sleep(START_POLL).await;
         }
     }
+}
+
+/// Without waiting for one that takes no connections.
+async fn connect(socket: &Path) -> std::io::Result<std::os::unix::net::UnixStream> {
+    tokio::net::UnixStream::connect(socket).await?.into_std()
 }
 
 fn write_private(path: &Path, data: &[u8]) -> std::io::Result<()> {

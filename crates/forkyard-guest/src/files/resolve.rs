@@ -42,18 +42,20 @@ pub fn open_raw(full: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     Err(Errno::AGAIN)
 }
 
-/// What the kernel tells of the guest itself is nobody's business: commands are refused it too.
+/// What the kernel tells of the guest itself, by the number of any of its threads, is nobody's business: commands are refused it
+/// too. Except for what is the same for all: /proc/mounts and /proc/net are links to what is the reader's own.
 fn is_own(file: &OwnedFd) -> bool {
     const PROC: u64 = 0x9fa0;
     if rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type as u64 != PROC) {
         return false;
     }
     let link = rustix::fs::readlink(format!("/proc/self/fd/{}", file.as_raw_fd()), Vec::new());
-    let own = format!("/proc/{}", std::process::id());
-    link.is_ok_and(|link| {
-        let rest = link.to_bytes().strip_prefix(own.as_bytes());
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
-    })
+    let Some(path) = link.ok().and_then(|link| link.into_string().ok()) else { return true };
+    let Some(path) = path.strip_prefix("/proc/") else { return false };
+    let (thread, rest) = path.split_once('/').unwrap_or((path, ""));
+    let is_thread = thread.bytes().all(|b| b.is_ascii_digit())
+        && rustix::fs::access(format!("/proc/self/task/{thread}"), rustix::fs::Access::EXISTS).is_ok();
+    is_thread && !(rest == "mounts" || rest == "net" || rest.starts_with("net/"))
 }
 
 /// The folder that `path` lies in, and its last name. Folders that are missing are made if `make` says so.

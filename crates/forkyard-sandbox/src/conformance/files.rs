@@ -187,6 +187,9 @@ async fn only_regular_files_are_read(ctx: &Ctx) -> CaseResult {
         ensure_eq!((path, refused), (path, Some(ErrorKind::Denied)));
     }
     ensure_eq!(sandbox.list_files("/proc/1/fd").await.err().map(|e| e.kind), Some(ErrorKind::Denied));
+    for path in ["/proc/mounts", "/proc/net/dev", "/proc/meminfo"] {
+        ensure!(!sandbox.read_file(path, 0, 10).await?.is_empty(), "{path} is refused");
+    }
     ensure!(sandbox.list_files("/proc").await.is_ok(), "/proc itself is refused");
     Ok(())
 }

@@ -16,6 +16,9 @@ use super::record::DecisionSink;
 
 /// Of one file. A full one becomes the older one, of which there is one: a sandbox keeps twice this at most.
 const MAX_BYTES: u64 = 1 << 20;
+/// Of the files of [`super::TrafficLog`], which are in the same folder.
+pub(super) const COUNTS: &str = "bytes";
+const COUNTS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 const SUFFIX: &str = "jsonl";
 const OLDER: &str = "jsonl.1";
 
@@ -89,8 +92,10 @@ impl DecisionLog {
         let mut freed = 0;
         for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let Ok(meta) = entry.metadata() else { continue };
-            let old =
-                meta.modified().ok().and_then(|at| at.elapsed().ok()).is_some_and(|age| age > older_than);
+            // A sandbox that lives may not have used its network for long.
+            let counts = entry.path().extension().is_some_and(|suffix| suffix == COUNTS);
+            let keep = if counts { older_than.max(COUNTS_KEPT) } else { older_than };
+            let old = meta.modified().ok().and_then(|at| at.elapsed().ok()).is_some_and(|age| age > keep);
             if old && (dry_run || std::fs::remove_file(entry.path()).is_ok()) {
                 freed += meta.len();
             }

@@ -8,10 +8,22 @@ use std::path::{Path, PathBuf};
 
 use forkyard_core::{SandboxId, Timestamp};
 
+use super::log::COUNTS;
 use crate::{EgressCounters, now};
 
-/// Of one file; its lines become one line then.
+/// Of one file; then every two of its lines become one.
 const MAX_BYTES: u64 = 256 << 10;
+
+fn line(at: Timestamp, more: EgressCounters) -> String {
+    format!("{} {} {}\n", at.0, more.rx_bytes, more.tx_bytes)
+}
+
+fn plus(sum: EgressCounters, more: EgressCounters) -> EgressCounters {
+    EgressCounters {
+        rx_bytes: sum.rx_bytes.saturating_add(more.rx_bytes),
+        tx_bytes: sum.tx_bytes.saturating_add(more.tx_bytes),
+    }
+}
 
 /// A folder of such files. A line is when it was written, the bytes in and the bytes out since the line before.
 #[derive(Debug, Clone)]
@@ -37,37 +49,38 @@ impl TrafficLog {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
             open()
         })?;
-        let mut line = format!("{} {} {}\n", now().0, more.rx_bytes, more.tx_bytes);
         if file.metadata()?.len() < MAX_BYTES {
             // In one piece: several processes may serve the same sandbox.
-            return file.write_all(line.as_bytes());
+            return file.write_all(line(now(), more).as_bytes());
         }
-        let all = self.since(sandbox, Timestamp(0));
-        let (rx, tx) = (all.rx_bytes + more.rx_bytes, all.tx_bytes + more.tx_bytes);
-        line = format!("{} {rx} {tx}\n", now().0);
+        let mut lines = self.lines(sandbox);
+        lines.push((now(), more));
         let mut shorter = tempfile::NamedTempFile::new_in(&self.dir)?;
-        shorter.write_all(line.as_bytes())?;
+        for two in lines.chunks(2) {
+            let sum = two.iter().fold(EgressCounters::default(), |sum, (_, more)| plus(sum, *more));
+            shorter.write_all(line(two[two.len() - 1].0, sum).as_bytes())?;
+        }
         shorter.persist(&path).map(drop).map_err(|e| e.error)
     }
 
     /// Lines of another sandbox that had the same name before do not count.
     pub(super) fn since(&self, sandbox: &SandboxId, begin: Timestamp) -> EgressCounters {
+        let lines = self.lines(sandbox).into_iter().filter(|(at, _)| *at >= begin);
+        lines.fold(EgressCounters::default(), |sum, (_, more)| plus(sum, more))
+    }
+
+    fn lines(&self, sandbox: &SandboxId) -> Vec<(Timestamp, EgressCounters)> {
         let text = std::fs::read_to_string(self.path(sandbox)).unwrap_or_default();
-        let mut all = EgressCounters::default();
-        for line in text.lines() {
+        let parse = |line: &str| {
             let mut numbers = line.split(' ').map_while(|number| number.parse::<u64>().ok());
-            if let (Some(at), Some(rx), Some(tx)) = (numbers.next(), numbers.next(), numbers.next())
-                && at >= begin.0
-            {
-                all.rx_bytes = all.rx_bytes.saturating_add(rx);
-                all.tx_bytes = all.tx_bytes.saturating_add(tx);
-            }
-        }
-        all
+            let (at, rx_bytes, tx_bytes) = (numbers.next()?, numbers.next()?, numbers.next()?);
+            Some((Timestamp(at), EgressCounters { rx_bytes, tx_bytes }))
+        };
+        text.lines().filter_map(parse).collect()
     }
 
     fn path(&self, sandbox: &SandboxId) -> PathBuf {
-        self.dir.join(format!("{sandbox}.bytes"))
+        self.dir.join(format!("{sandbox}.{COUNTS}"))
     }
 }
 

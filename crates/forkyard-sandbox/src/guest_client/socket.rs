@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::runtime::Handle;
 
 pub struct ReadHalf(AsyncFd<Arc<UnixStream>>);
 
@@ -18,6 +19,8 @@ pub struct WriteHalf {
     socket: Arc<UnixStream>,
     /// Another descriptor of it, since it was found full: one can be waited for by one side alone.
     room: Option<AsyncFd<OwnedFd>>,
+    /// Whoever drops a command says so, wherever that is.
+    runtime: Handle,
 }
 
 pub fn halves(socket: UnixStream) -> io::Result<(ReadHalf, WriteHalf)> {
@@ -25,7 +28,7 @@ pub fn halves(socket: UnixStream) -> io::Result<(ReadHalf, WriteHalf)> {
     let socket = Arc::new(socket);
     // SAFETY: the socket names the same open file until it is dropped, which is after the AsyncFd has let go of it.
     let read = unsafe { AsyncFd::register_with_interest(Arc::clone(&socket), Interest::READABLE) }?;
-    Ok((ReadHalf(read), WriteHalf { socket, room: None }))
+    Ok((ReadHalf(read), WriteHalf { socket, room: None, runtime: Handle::current() }))
 }
 
 impl AsyncRead for ReadHalf {
@@ -54,21 +57,21 @@ impl AsyncRead for ReadHalf {
     }
 }
 
-impl AsyncWrite for WriteHalf {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
+impl WriteHalf {
+    fn poll(&mut self, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         loop {
-            match (&*this.socket).write(data) {
+            match (&*self.socket).write(data) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    let room = match &mut this.room {
+                    let room = match &mut self.room {
                         Some(room) => room,
                         None => {
-                            let socket = OwnedFd::from(this.socket.try_clone()?);
+                            let socket = OwnedFd::from(self.socket.try_clone()?);
+                            let _inside = self.runtime.enter();
                             // SAFETY: as above, and nobody else has this descriptor.
                             let room =
                                 unsafe { AsyncFd::register_with_interest(socket, Interest::WRITABLE) }?;
-                            this.room.insert(room)
+                            self.room.insert(room)
                         }
                     };
                     // What is known of it may be from before it was full: then it is tried once more, and waited for.
@@ -77,6 +80,18 @@ impl AsyncWrite for WriteHalf {
                 done => return Poll::Ready(done),
             }
         }
+    }
+}
+
+impl AsyncWrite for WriteHalf {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = this.poll(cx, data);
+        if let Poll::Ready(Err(_)) = &written {
+            // What is half said can't be taken back: whoever reads learns that it is over, after what is there still.
+            let _ = this.socket.shutdown(Shutdown::Both);
+        }
+        written
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -304,7 +304,15 @@ impl Provider for LocalProvider {
 
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         let _lock = self.inner.state.lock(id.as_str()).await?;
-        let meta = self.inner.state.load(id)?;
+        let meta = match self.inner.state.load(id) {
+            // Another version knows better what it left; of what is damaged the rest can go.
+            Err(e) if e.kind == ErrorKind::Unsupported => return Err(e),
+            Err(e) => {
+                tracing::warn!(sandbox = %id, error = %e, "what is known of a sandbox is damaged");
+                None
+            }
+            Ok(meta) => meta,
+        };
         self.inner.end(id, meta).await
     }
 

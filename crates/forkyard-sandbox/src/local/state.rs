@@ -12,7 +12,9 @@
 //!   lock                 one byte of it, of which none is there, for each name that can be locked
 //! ```
 //!
-//! A sandbox exists when its meta.json does. Files change places by rename, so that a crash leaves the old or the new.
+//! A sandbox exists when its meta.json does. Files change places by rename, so that whoever is killed leaves the old or the new.
+//! Of a machine that loses its power that is true for stopped sandboxes, and for what is older than the kernel keeps it from the
+//! disk, like the files of sandboxes themselves.
 //!
 //! As few files as possible are made and removed: without a journal, ext4 looks at every one that was removed within the last
 //! minutes before it makes another beside it.
@@ -252,7 +254,13 @@ impl State {
         if self.full.swap(false, std::sync::atomic::Ordering::Relaxed) {
             return Err(unavailable("no space left on device"));
         }
-        save(&self.sandbox(&meta.id).join("meta.json"), meta)
+        let path = self.sandbox(&meta.id).join("meta.json");
+        save(&path, meta)?;
+        if meta.stopped {
+            // It may wait for long, and for another start of the machine.
+            fs::File::open(&path).and_then(|file| file.sync_all()).map_err(|e| io_error(&path, &e))?;
+        }
+        Ok(())
     }
 
     pub fn load_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotMeta>> {

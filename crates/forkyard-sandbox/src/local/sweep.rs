@@ -167,7 +167,13 @@ impl Inner {
         for (text, layers) in by_user {
             let Some(user) = User::parse(&text) else { continue };
             let Some(_lock) = self.state.try_lock(&user.lock_name())? else { continue };
-            let used = self.layers_of(&user)?;
+            let used = match self.layers_of(&user) {
+                Ok(used) => used,
+                Err(e) => {
+                    tracing::warn!(user = text, error = %e, "layers of what can't be read stay");
+                    continue;
+                }
+            };
             for layer in layers.iter().filter(|layer| !used.contains(layer)) {
                 if layer.contains(state::PART) {
                     self.discard(&self.state.layer(layer))?;

@@ -153,8 +153,9 @@ impl Helper {
         }
     }
 
-    fn kill(&mut self) {
-        let _ = self.0.as_mut().map(Child::kill);
+    /// Gone as far as anybody here is concerned, however long the kernel takes.
+    fn give_up(&mut self) {
+        drop(Helper(self.0.take()));
     }
 
     /// It ends by itself, after this process.
@@ -331,11 +332,14 @@ impl Zygote {
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
         let gone = || unavailable("the sandbox helper is gone");
         let mut commands = self.commands.lock().await;
+        if !self.is_alive() {
+            return Err(gone());
+        }
         let answer = tokio::time::timeout(ANSWER_WITHIN, commands.ask(&text, &borrowed)).await;
         drop(commands);
         let Ok(answer) = answer else {
             // Another is started for the next question.
-            self.child.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).kill();
+            self.child.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).give_up();
             return Err(SandboxError::new(ErrorKind::Timeout, "the sandbox helper does not answer"));
         };
         let (answer, mut got) = answer.map_err(|_| gone())?;

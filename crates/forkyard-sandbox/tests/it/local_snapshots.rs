@@ -189,6 +189,26 @@ async fn half_made_folders_of_a_killed_owner_do_no_harm() {
 }
 
 #[tokio::test]
+async fn a_sandbox_whose_record_is_damaged_can_be_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    for name in ["a", "b"] {
+        let sandbox = provider.create(&id(name), Attempt(1), &offline(Root::Default)).await.unwrap();
+        assert_eq!(snapshot(&sandbox, &format!("of{name}")).await.mode, SnapshotMode::Sealed);
+    }
+    std::fs::write(dir.path().join("sandboxes/a/meta.json"), "").unwrap();
+    // Neither does it keep what is left of others.
+    provider.sweep().await.unwrap();
+    for name in ["b", "a"] {
+        provider.destroy(&id(name)).await.unwrap();
+        provider.remove_snapshot(&SnapshotId::new(format!("of{name}")).unwrap()).await.unwrap();
+    }
+    provider.sweep().await.unwrap();
+    provider.settle().await;
+    crate::local::assert_empty(dir.path());
+}
+
+#[tokio::test]
 async fn another_process_seals() {
     let dir = tempfile::tempdir().unwrap();
     for killed in [false, true] {

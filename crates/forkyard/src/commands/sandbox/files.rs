@@ -9,6 +9,7 @@ use serde_json::json;
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncSeekExt, AsyncWriteExt};
 
+use super::stream::Signals;
 use super::{observe, said};
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
@@ -71,10 +72,11 @@ impl CpArgs {
                     Some(name) if to.is_dir() => to.join(name),
                     Some(_) | None => to,
                 };
+                let mut signals = Signals::take()?;
                 let bytes = tokio::select! {
                     copied = copy_out(&*sandbox, &path, &to) => copied?,
                     // Returns, so that nothing half written stays.
-                    _ = tokio::signal::ctrl_c() => return Ok(Exit::Interrupted),
+                    _ = signals.recv() => return Ok(Exit::Interrupted),
                 };
                 said(out, "cp", &id, &format!("{bytes} bytes to {}", to.display()))
             }
