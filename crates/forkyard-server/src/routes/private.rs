@@ -49,8 +49,8 @@ async fn resolve(sandbox: &dyn Sandbox, path: &str) -> Result<String> {
         let next = format!("{at}/{part}");
         let target = match sandbox.stat(&next).await {
             Ok(found) => found.symlink_target,
-            // What is not there yet can be made there.
-            Err(e) if e.kind == ErrorKind::NotFound => None,
+            // What is not there yet can be made there; what may not be looked at is refused there.
+            Err(e) if matches!(e.kind, ErrorKind::NotFound | ErrorKind::Denied) => None,
             Err(e) => return Err(e.into()),
         };
         let Some(target) = target else {
