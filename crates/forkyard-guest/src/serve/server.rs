@@ -185,6 +185,7 @@ impl Server {
                 self.on_event(token, flags);
             }
             self.flush_all();
+            self.spawner.settle();
             self.make_spare();
         }
         0

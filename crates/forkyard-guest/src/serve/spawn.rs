@@ -24,6 +24,9 @@ const COMMAND_SCORE: &[u8] = b"500";
 const EXEC_LOOK: Duration = Duration::from_millis(20);
 /// A program on a slow disk takes its time to be read; the guest does nothing else meanwhile.
 const EXEC_WITHIN: Duration = Duration::from_secs(5);
+/// Until a command has memory of its own.
+const SETTLE_TRIES: usize = 50;
+const SETTLE_PAUSE: Duration = Duration::from_micros(200);
 const CORE_FILES: libc::rlimit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
 
 /// Where it failed; the caller words it.
@@ -101,6 +104,8 @@ struct Plan {
 pub struct Spawner {
     stack: Vec<u128>,
     score: Option<OomScore>,
+    /// Started since the score was raised for it.
+    raised: Vec<i32>,
     open_files: libc::rlim_t,
 }
 
@@ -119,6 +124,12 @@ impl OomScore {
         let length = file.read_at(&mut own, 0).ok()?;
         own.truncate(length);
         Some(OomScore { file, own })
+    }
+
+    /// Whoever started the guest may have given it more than commands get: then they have the same.
+    fn is_below_commands(&self) -> bool {
+        let number = |text: &[u8]| std::str::from_utf8(text).ok()?.trim().parse::<i32>().ok();
+        number(&self.own) < number(COMMAND_SCORE)
     }
 
     fn set(&self, value: &[u8]) {
@@ -143,7 +154,7 @@ impl Spawner {
         // half of it, no command can use up what the guests and the zygote of this user need.
         let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
         let open_files = most.map_or(OPEN_FILES, |most| OPEN_FILES.min(most / 2));
-        Spawner { stack: vec![0; STACK_SIZE / size_of::<u128>()], score, open_files }
+        Spawner { stack: vec![0; STACK_SIZE / size_of::<u128>()], score, raised: Vec::new(), open_files }
     }
 
     /// Returns the pid once the program runs (or has failed to).
@@ -197,9 +208,7 @@ impl Spawner {
         };
         let why = errno();
         let stopped = pid > 0 && wait_for_exec(pid, &busy);
-        if let Some(score) = &self.score {
-            score.set(&score.own);
-        }
+        self.raised.push(pid);
         if pid < 0 {
             return Err(SpawnError { stage: Stage::Clone, errno: why });
         }
@@ -210,6 +219,38 @@ impl Spawner {
             None => Ok(pid),
         }
     }
+}
+
+impl Spawner {
+    /// Takes the guest's own score again. Whoever shares its memory gets the same from the kernel, and a command does so for a
+    /// moment after it was said to be itself: so it is looked at, and put right.
+    pub fn settle(&mut self) {
+        let Some(score) = &self.score else { return self.raised.clear() };
+        for pid in std::mem::take(&mut self.raised) {
+            for _ in 0..SETTLE_TRIES {
+                score.set(&score.own);
+                // One that is gone, or that hides itself, is left as it is.
+                if pid < 0
+                    || !score.is_below_commands()
+                    || score_of(pid).is_none_or(|own| own == COMMAND_SCORE)
+                {
+                    break;
+                }
+                if let Ok(file) = std::fs::File::options().write(true).open(score_file(pid)) {
+                    let _ = file.write_at(COMMAND_SCORE, 0);
+                }
+                std::thread::sleep(SETTLE_PAUSE);
+            }
+        }
+    }
+}
+
+fn score_file(pid: i32) -> String {
+    format!("/proc/{pid}/oom_score_adj")
+}
+
+fn score_of(pid: i32) -> Option<Vec<u8>> {
+    std::fs::read(score_file(pid)).ok().map(|text| text.trim_ascii().to_vec())
 }
 
 /// Returns when the child has exec'd or ended. True if that was not its own doing: whoever shares its user id can stop it before it
