@@ -198,7 +198,13 @@ impl Inner {
         // While there is a folder by which to find it again.
         let project = match &meta {
             Some(meta) => meta.project,
-            None => quota::project_of(&dir.join("up0")),
+            None => {
+                let names = state::names(&dir).unwrap_or_default();
+                names
+                    .iter()
+                    .filter(|name| name.starts_with("up"))
+                    .find_map(|name| quota::project_of(&dir.join(name)))
+            }
         };
         project.into_iter().for_each(|project| self.lift_quota(project));
         for layer in meta.iter().flat_map(|meta| &meta.lower) {
