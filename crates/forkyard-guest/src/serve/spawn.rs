@@ -19,7 +19,7 @@ const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin";
 /// Soft and hard bound on open files of a command: many tools raise the soft one to the hard one and then loop over it.
 const OPEN_FILES: u64 = 65_536;
 /// Of 1000, for which the kernel would choose it whatever its size.
-const COMMAND_SCORE: &[u8] = b"500";
+const COMMAND_SCORE: i32 = 500;
 /// Most programs begin within a millisecond. After this one looks whether it was stopped.
 const EXEC_LOOK: Duration = Duration::from_millis(20);
 /// A program on a slow disk takes its time to be read; the guest does nothing else meanwhile.
@@ -128,8 +128,7 @@ impl OomScore {
 
     /// Whoever started the guest may have given it more than commands get: then they have the same.
     fn is_below_commands(&self) -> bool {
-        let number = |text: &[u8]| std::str::from_utf8(text).ok()?.trim().parse::<i32>().ok();
-        number(&self.own) < number(COMMAND_SCORE)
+        parse_score(&self.own).is_some_and(|own| own < COMMAND_SCORE)
     }
 
     fn set(&self, value: &[u8]) {
@@ -196,7 +195,7 @@ impl Spawner {
         let busy = AtomicU32::new(1);
         let flags = libc::CLONE_VM | libc::CLONE_CHILD_CLEARTID | libc::SIGCHLD;
         if let Some(score) = &self.score {
-            score.set(COMMAND_SCORE);
+            score.set(COMMAND_SCORE.to_string().as_bytes());
         }
         // SAFETY: `wait_for_exec` keeps this thread (and thus `plan`, `busy` and the stack) in place until the child has exec'd
         // or ended; the stack pointer is the aligned end of memory that we own; the child only makes system calls.
@@ -229,15 +228,14 @@ impl Spawner {
         for pid in std::mem::take(&mut self.raised) {
             for _ in 0..SETTLE_TRIES {
                 score.set(&score.own);
-                // One that is gone, or that hides itself, is left as it is.
-                if pid < 0
-                    || !score.is_below_commands()
-                    || score_of(pid).is_none_or(|own| own == COMMAND_SCORE)
-                {
+                let file = format!("/proc/{pid}/oom_score_adj");
+                let its = std::fs::read(&file).ok().and_then(|text| parse_score(&text));
+                // One that is gone, that hides itself or that offers itself first is left as it is.
+                if pid < 0 || !score.is_below_commands() || its.is_none_or(|its| its >= COMMAND_SCORE) {
                     break;
                 }
-                if let Ok(file) = std::fs::File::options().write(true).open(score_file(pid)) {
-                    let _ = file.write_at(COMMAND_SCORE, 0);
+                if let Ok(file) = std::fs::File::options().write(true).open(file) {
+                    let _ = file.write_at(COMMAND_SCORE.to_string().as_bytes(), 0);
                 }
                 std::thread::sleep(SETTLE_PAUSE);
             }
@@ -245,12 +243,8 @@ impl Spawner {
     }
 }
 
-fn score_file(pid: i32) -> String {
-    format!("/proc/{pid}/oom_score_adj")
-}
-
-fn score_of(pid: i32) -> Option<Vec<u8>> {
-    std::fs::read(score_file(pid)).ok().map(|text| text.trim_ascii().to_vec())
+fn parse_score(text: &[u8]) -> Option<i32> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
 }
 
 /// Returns when the child has exec'd or ended. True if that was not its own doing: whoever shares its user id can stop it before it
