@@ -65,6 +65,14 @@ fn a_sandbox_lives_on_from_command_to_command() {
     assert_eq!(w.run(&["sandbox", "cp", "in.txt", "box1:/workspace/"]).code, 0);
     assert_eq!(w.run(&["sandbox", "cat", "box1", "/workspace/in.txt"]).stdout, "from outside\n");
     assert_eq!(w.run(&["sandbox", "exec", "box1", "--", "sh", "-c", "echo more >> in.txt"]).code, 0);
+    // A hole stays one: what is nothing inside takes no room here.
+    let sparse = "truncate -s 64M holes; echo end >> holes; truncate -s 80M holes";
+    assert_eq!(w.run(&["sandbox", "exec", "box1", "--", "sh", "-c", sparse]).code, 0);
+    assert_eq!(w.run(&["sandbox", "cp", "box1:holes", "holes"]).code, 0);
+    let holes = std::fs::read(w.repo().join("holes")).unwrap();
+    assert!(holes.len() == 80 << 20 && holes[64 << 20..].starts_with(b"end\n\0"), "{} bytes", holes.len());
+    let taken = std::os::unix::fs::MetadataExt::blocks(&w.repo().join("holes").metadata().unwrap()) * 512;
+    assert!(taken < 8 << 20, "{taken} bytes of the disk");
     assert_eq!(w.run(&["sandbox", "cp", "box1:/workspace/in.txt", "out.txt"]).code, 0);
     assert_eq!(std::fs::read_to_string(w.repo().join("out.txt")).unwrap(), "from outside\nmore\n");
     assert!(w.run(&["sandbox", "ls", "box1"]).stdout.contains("in.txt"));
