@@ -59,6 +59,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "npm", probe: Probe::Program("npm"), why: "their dependencies" },
     Package { name: "iptables", probe: Probe::Program("iptables"), why: "dockerd's networks" },
     Package { name: "busybox-static", probe: Probe::File("/bin/busybox"), why: "images made on the spot" },
+    Package { name: "zstd", probe: Probe::Program("zstd"), why: "images with layers of that kind" },
     Package { name: "bubblewrap", probe: Probe::Program("bwrap"), why: "a yardstick for the local provider" },
     Package { name: "util-linux", probe: Probe::Program("setpriv"), why: "tests as an ordinary user" },
     Package { name: "procps", probe: Probe::Program("ps"), why: "leak checks" },

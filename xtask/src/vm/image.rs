@@ -96,6 +96,7 @@ const PROGRAMS: &[&str] = &[
     "wc",
     "xargs",
     "yes",
+    "zstd",
 ];
 /// For the disk (virtio, ext4 and its checksums, quotas), and what the kernel loads by itself when it is asked for.
 const MODULES: &[&str] =

@@ -91,6 +91,11 @@ pub fn changes_files(op: &Op) -> bool {
     )
 }
 
+/// Whether one that comes as a whole leaves more than there was.
+pub fn adds_files(op: &Op) -> bool {
+    matches!(op, Op::Write { .. } | Op::MakeDir { .. })
+}
+
 /// Answers one request about files; runs in a thread of its own.
 pub fn answer(seq: u32, op: Op, body: &[u8], out: &Outbox) {
     let done = |()| Answer::Done;
@@ -144,8 +149,7 @@ fn pack(path: &str, seq: u32, out: &Outbox) -> Result<()> {
             Ok(())
         }
     }
-    let dir = rustix::fs::open(path, tree::OPEN_DIR, rustix::fs::Mode::empty())
-        .map_err(|e| FileError::errno(path, e))?;
+    let dir = resolve::open(path, tree::OPEN_DIR)?;
     archive::pack_to(std::os::fd::AsFd::as_fd(&dir), &mut Frames(seq, out))
         .map(drop)
         .map_err(|e| FileError::errno(path, e))

@@ -25,7 +25,7 @@ pub struct Conn {
     pub attempt: Option<u32>,
     /// A stranger that has not shown who it is by then is sent away.
     pub greets_by: Option<Instant>,
-    /// A stranger that said something else gets no second answer.
+    /// A stranger that said something else gets one answer, and is sent away.
     pub refused: bool,
     /// Whether the loop is told when the socket can be written.
     pub wants_write: bool,
@@ -33,15 +33,6 @@ pub struct Conn {
     /// A descriptor that came with the last bytes.
     pub passed: Option<OwnedFd>,
     input: Vec<u8>,
-}
-
-/// What one read found.
-pub enum Filled {
-    Nothing,
-    /// All there was. If that is wrong, the loop is told again.
-    All,
-    /// As much as was asked for: there may be more.
-    Full,
 }
 
 /// The peer left, or broke the protocol.
@@ -64,7 +55,7 @@ impl Conn {
     }
 
     /// Reads once.
-    pub fn fill(&mut self) -> Result<Filled, Closed> {
+    pub fn fill(&mut self) -> Result<(), Closed> {
         let start = self.input.len();
         let size = if start == 0 { FIRST_READ } else { READ_SIZE };
         self.input.resize(start + size, 0);
@@ -72,11 +63,11 @@ impl Conn {
         self.input.truncate(start + result.as_ref().map_or(0, |(n, _)| *n));
         match result {
             Ok((0, _)) => Err(Closed),
-            Ok((n, mut fds)) => {
+            Ok((_, mut fds)) => {
                 self.passed = fds.pop().or(self.passed.take());
-                Ok(if n == size { Filled::Full } else { Filled::All })
+                Ok(())
             }
-            Err(Errno::AGAIN) => Ok(Filled::Nothing),
+            Err(Errno::AGAIN) => Ok(()),
             Err(_) => Err(Closed),
         }
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forkyard_guest::protocol::{Answer, Fault, Op, Request, VERSION};
 use rustix::event::epoll;
 
-use super::conn::{Conn, Filled};
+use super::conn::Conn;
 use super::outbox::Outbox;
 use super::procs;
 use super::quiet::Quiet;
@@ -66,25 +66,18 @@ impl Server {
         }
     }
 
+    /// Reads once: the loop is told again of what is left, and whoever never stops writing holds up nothing else.
     pub(super) fn read_conn(&mut self, number: u64) {
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        if conn.fill().is_err() {
+            return self.close_conn(number);
+        }
         loop {
             let Some(conn) = self.conns.get_mut(&number) else { return };
-            let more = match conn.fill() {
-                Ok(Filled::Full) => true,
-                Ok(Filled::All) => false,
-                Ok(Filled::Nothing) => return,
+            match conn.next() {
+                Ok(Some((request, body))) => self.on_request(number, request, body),
+                Ok(None) => return,
                 Err(_) => return self.close_conn(number),
-            };
-            loop {
-                let Some(conn) = self.conns.get_mut(&number) else { return };
-                match conn.next() {
-                    Ok(Some((request, body))) => self.on_request(number, request, body),
-                    Ok(None) => break,
-                    Err(_) => return self.close_conn(number),
-                }
-            }
-            if !more {
-                return;
             }
         }
     }
@@ -284,12 +277,17 @@ impl Server {
     }
 
     pub(super) fn flush_all(&mut self) {
-        let mut broken = Vec::new();
+        let mut over = Vec::new();
         for (number, conn) in &mut self.conns {
             let wants = match conn.out.flush(conn.socket.as_fd()) {
+                // Whoever was refused has the answer: nothing more of it is read.
+                Ok(true) if conn.refused => {
+                    over.push(*number);
+                    continue;
+                }
                 Ok(done) => !done,
                 Err(_) => {
-                    broken.push(*number);
+                    over.push(*number);
                     continue;
                 }
             };
@@ -304,7 +302,7 @@ impl Server {
                 let _ = epoll::modify(&self.epoll, &conn.socket, data, flags);
             }
         }
-        for number in broken {
+        for number in over {
             self.close_conn(number);
         }
     }

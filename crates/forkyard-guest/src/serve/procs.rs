@@ -95,7 +95,7 @@ pub fn kill_tree(root: i32) {
 }
 
 /// Stops every process but the guest. Processes that are stopped can't continue each other.
-pub fn stop_all() {
+fn stop_all() {
     if !everybody(libc::SIGSTOP) {
         stop_until_still(|| all().iter().filter(|p| p.state != b'Z').map(|p| p.pid).collect());
     }
@@ -116,14 +116,27 @@ fn stop_until_still(members: impl Fn() -> Vec<i32>) {
 }
 
 /// Whoever was made to stand still goes on when this is dropped, and nobody else.
+#[derive(Default)]
 pub struct Held(Vec<(i32, u64)>);
 
 impl Drop for Held {
     fn drop(&mut self) {
+        if self.0.is_empty() {
+            return;
+        }
         // Children first: a shell that finds one of them stopped would take its terminal back.
         for process in all().iter().rev().filter(|p| self.0.contains(&(p.pid, p.born))) {
             let _ = kill(process.pid, libc::SIGCONT);
         }
+    }
+}
+
+impl Held {
+    /// The same for whoever runs by now.
+    pub fn renew(&mut self) {
+        let mut more = hold();
+        more.0.retain(|process| !self.0.contains(process));
+        self.0.append(&mut more.0);
     }
 }
 
@@ -170,12 +183,6 @@ fn hold_among(members: impl Fn() -> Vec<Proc>) -> Held {
         }
     }
     held
-}
-
-pub fn continue_all() {
-    for process in all() {
-        let _ = kill(process.pid, libc::SIGCONT);
-    }
 }
 
 pub fn kill_all() {

@@ -56,14 +56,17 @@ impl Server {
     }
 
     /// After either of its reasons came or went.
-    pub(super) fn keep_still(&self) {
+    pub(super) fn keep_still(&mut self) {
         let freezer = self.config.freezer.as_ref();
         if self.stands_still() {
             if !freezer.is_some_and(|freezer| freezer.freeze()) {
-                procs::stop_all();
+                self.still.get_or_insert_default().renew();
             }
-        } else if !freezer.is_some_and(|freezer| freezer.thaw()) {
-            procs::continue_all();
+        } else {
+            if let Some(freezer) = freezer {
+                freezer.thaw();
+            }
+            self.still = None;
         }
     }
 

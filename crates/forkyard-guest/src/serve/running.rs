@@ -144,14 +144,14 @@ impl Server {
             return;
         }
         self.next_look = Some(now + INTERVAL);
-        let note = match self.watchdog.look(self.stands_still()) {
+        let (limit, is_memory) = match self.watchdog.look(self.stands_still()) {
             Verdict::Fine => return,
-            Verdict::Memory => "forkyard: killed, because the sandbox passed its memory limit\n",
-            Verdict::Disk => "forkyard: killed, because the sandbox passed its disk limit\n",
+            Verdict::Memory => ("memory", true),
+            Verdict::Disk => ("disk", false),
         };
         for job in self.jobs.values_mut().filter(|job| job.ended.is_none()) {
-            job.note = Some(note.into());
-            job.oom_killed |= note.contains("memory");
+            job.note = Some(format!("forkyard: killed, because the sandbox passed its {limit} limit\n"));
+            job.oom_killed |= is_memory;
         }
         self.watchdog.kill();
     }

@@ -16,7 +16,7 @@ use super::commands::{Spare, Stdio};
 use super::conn::Conn;
 use super::job::{Job, Which};
 use super::quiet::Quiet;
-use super::spawn::{Environment, Spawner};
+use super::spawn::{Environment, SETTLE_AGAIN, Spawner};
 use super::watch::Watchdog;
 use super::{Config, procs};
 use crate::sys::process::child_signals;
@@ -91,6 +91,8 @@ pub struct Server {
     pub(super) quiet: Option<Quiet>,
     pub(super) deferred: Vec<(u64, Request, Vec<u8>)>,
     pub(super) paused: bool,
+    /// Who stands still for that, where there is no freezer.
+    pub(super) still: Option<procs::Held>,
     pub(super) watchdog: Watchdog,
     pub(super) next_look: Option<Instant>,
     pub(super) buffer: Vec<u8>,
@@ -126,6 +128,7 @@ impl Server {
             quiet: None,
             deferred: Vec::new(),
             paused: false,
+            still: None,
             next_look: None,
             buffer: Vec::new(),
             ending: false,
@@ -204,7 +207,8 @@ impl Server {
             [deadline, job.grace_until()]
         });
         let strangers = self.conns.values().map(|conn| conn.greets_by);
-        jobs.chain(strangers).chain([self.next_look, Some(self.ends_at)]).flatten().min()
+        let settles = (!self.spawner.is_settled()).then(|| Instant::now() + SETTLE_AGAIN);
+        jobs.chain(strangers).chain([self.next_look, settles, Some(self.ends_at)]).flatten().min()
     }
 
     fn on_event(&mut self, token: Token, flags: epoll::EventFlags) {

@@ -24,9 +24,11 @@ const COMMAND_SCORE: i32 = 500;
 const EXEC_LOOK: Duration = Duration::from_millis(20);
 /// A program on a slow disk takes its time to be read; the guest does nothing else meanwhile.
 const EXEC_WITHIN: Duration = Duration::from_secs(5);
-/// Until a command has memory of its own.
-const SETTLE_TRIES: usize = 50;
+/// Until a command has memory of its own, which most have by the first look.
+const SETTLE_TRIES: usize = 5;
 const SETTLE_PAUSE: Duration = Duration::from_micros(200);
+/// One that gets no processor may take far longer: it is looked at again after other work.
+pub const SETTLE_AGAIN: Duration = Duration::from_millis(5);
 const CORE_FILES: libc::rlimit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
 
 /// Where it failed; the caller words it.
@@ -134,6 +136,21 @@ impl OomScore {
     fn set(&self, value: &[u8]) {
         let _ = self.file.write_at(value, 0);
     }
+
+    /// Whether the guest has its own score, and the command the one of commands. One that is gone, that hides itself or that
+    /// offers itself first is left as it is.
+    fn is_settled(&self, pid: i32) -> bool {
+        self.set(&self.own);
+        let file = format!("/proc/{pid}/oom_score_adj");
+        let its = std::fs::read(&file).ok().and_then(|text| parse_score(&text));
+        if pid < 0 || !self.is_below_commands() || its.is_none_or(|its| its >= COMMAND_SCORE) {
+            return true;
+        }
+        if let Ok(file) = std::fs::File::options().write(true).open(file) {
+            let _ = file.write_at(COMMAND_SCORE.to_string().as_bytes(), 0);
+        }
+        false
+    }
 }
 
 impl std::os::fd::AsFd for OomScore {
@@ -190,7 +207,7 @@ impl Spawner {
             group: command.group.unwrap_or(-1),
             failed: None,
         };
-        // Not CLONE_VFORK, which waits without an end for a child that others here may stop: the kernel clears `busy` and wakes
+        // By glibc's clone: others refuse CLONE_CHILD_CLEARTID. Not CLONE_VFORK, which waits without an end for a child that others here may stop: the kernel clears `busy` and wakes
         // who waits for it at the same moment, when the child has exec'd or ended.
         let busy = AtomicU32::new(1);
         let flags = libc::CLONE_VM | libc::CLONE_CHILD_CLEARTID | libc::SIGCHLD;
@@ -225,21 +242,17 @@ impl Spawner {
     /// moment after it was said to be itself: so it is looked at, and put right.
     pub fn settle(&mut self) {
         let Some(score) = &self.score else { return self.raised.clear() };
-        for pid in std::mem::take(&mut self.raised) {
-            for _ in 0..SETTLE_TRIES {
-                score.set(&score.own);
-                let file = format!("/proc/{pid}/oom_score_adj");
-                let its = std::fs::read(&file).ok().and_then(|text| parse_score(&text));
-                // One that is gone, that hides itself or that offers itself first is left as it is.
-                if pid < 0 || !score.is_below_commands() || its.is_none_or(|its| its >= COMMAND_SCORE) {
-                    break;
-                }
-                if let Ok(file) = std::fs::File::options().write(true).open(file) {
-                    let _ = file.write_at(COMMAND_SCORE.to_string().as_bytes(), 0);
-                }
-                std::thread::sleep(SETTLE_PAUSE);
+        for last in (0..SETTLE_TRIES).rev() {
+            self.raised.retain(|pid| !score.is_settled(*pid));
+            if self.raised.is_empty() || last == 0 {
+                return;
             }
+            std::thread::sleep(SETTLE_PAUSE);
         }
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.raised.is_empty()
     }
 }
 

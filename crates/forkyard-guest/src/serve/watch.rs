@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forkyard_guest::zygote::Watch;
 
-use super::procs::Proc;
+use super::procs::{Held, Proc};
 use super::{procs, unlinked};
 use crate::files::tree::{ENTRY_BYTES, survey};
 
@@ -38,7 +38,9 @@ pub struct Watchdog {
     limits: Watch,
     page: u64,
     ticks_per_second: u64,
-    cpu: Option<CpuSample>,
+    cpu: Option<Share>,
+    /// Who rests, for having used more than its share.
+    resting: Option<Held>,
     disk: Arc<Disk>,
     judge: Judge,
     doubt: Doubt,
@@ -47,10 +49,28 @@ pub struct Watchdog {
     dying: Vec<(i32, u64)>,
 }
 
-struct CpuSample {
+/// Of the processors. Whoever used more than its share rests until it is made up for.
+#[derive(Debug)]
+struct Share {
+    cpus: f64,
+    /// From here on it is counted.
     at: Instant,
-    ticks: u64,
-    stopped: bool,
+    used: Duration,
+    resting: bool,
+}
+
+impl Share {
+    /// `used`: all that was ever used. Whether everybody has to rest until the next look.
+    fn take(&mut self, now: Instant, used: Duration) -> bool {
+        let spent = used.saturating_sub(self.used).as_secs_f64();
+        let allowed = self.cpus * (now - self.at).as_secs_f64();
+        // A rest ends when it is made up for; what begins one is more than a tick too many.
+        self.resting = spent > if self.resting { allowed } else { allowed * 1.1 };
+        if !self.resting {
+            (self.at, self.used) = (now, used);
+        }
+        self.resting
+    }
 }
 
 /// Shared with the thread that measures.
@@ -60,6 +80,27 @@ pub struct Disk {
     measured: Mutex<Option<Measured>>,
     free_then: AtomicU64,
     busy: AtomicBool,
+    limit: u64,
+    room: Mutex<Room>,
+}
+
+/// For what the host writes, which no command is to be killed for: it is refused what does not fit.
+#[derive(Default)]
+struct Room {
+    /// The last figure that is certain, and the free space of the disk just before.
+    certain: Option<(u64, u64)>,
+    /// Written by the host since.
+    written: u64,
+}
+
+impl Room {
+    /// Whether so much more surely fits: whoever wrote since then, the disk has less free space for it.
+    fn has(&self, bytes: u64, limit: u64, free: u64) -> bool {
+        self.certain.is_some_and(|(certain, then)| {
+            let grown = self.written.max(then.saturating_sub(free));
+            certain.saturating_add(grown).saturating_add(bytes) <= limit
+        })
+    }
 }
 
 /// What the sandbox wrote: the layer that it writes to now, and those that snapshots have sealed. Only the first can change.
@@ -201,11 +242,14 @@ impl Watchdog {
             page: rustix::param::page_size() as u64,
             ticks_per_second: rustix::param::clock_ticks_per_second(),
             cpu: None,
+            resting: None,
             disk: Arc::new(Disk {
                 layers: Mutex::new(Layers { live: upper.map(Layer::new), ..Layers::default() }),
                 measured: Mutex::default(),
                 free_then: AtomicU64::new(u64::MAX),
                 busy: AtomicBool::new(false),
+                limit: limits.disk_bytes.unwrap_or(u64::MAX),
+                room: Mutex::default(),
             }),
             judge: Judge::new(limits.disk_bytes.unwrap_or(u64::MAX)),
             doubt: Doubt::default(),
@@ -269,25 +313,16 @@ impl Watchdog {
         if self.disk_is_over() { Verdict::Disk } else { Verdict::Fine }
     }
 
-    /// Whoever used more than its share since the last look rests until the next one.
+    /// Whoever runs while there is something to make up for is stopped, whenever it began and whoever let it go on; what
+    /// stopped itself stays so.
     fn throttle(&mut self, cpus: f64, ticks: u64) {
-        let now = Instant::now();
-        let Some(sample) = &mut self.cpu else {
-            self.cpu = Some(CpuSample { at: now, ticks, stopped: false });
-            return;
-        };
-        let used = ticks.saturating_sub(sample.ticks) as f64 / self.ticks_per_second as f64;
-        let allowed = cpus * (now - sample.at).as_secs_f64();
-        if sample.stopped {
-            if used <= allowed {
-                procs::continue_all();
-                *sample = CpuSample { at: now, ticks, stopped: false };
-            }
-        } else if used > allowed * 1.1 {
-            procs::stop_all();
-            sample.stopped = true;
+        let (now, used) =
+            (Instant::now(), Duration::from_secs(1).mul_f64(ticks as f64 / self.ticks_per_second as f64));
+        let share = self.cpu.get_or_insert(Share { cpus, at: now, used, resting: false });
+        if share.take(now, used) {
+            self.resting.get_or_insert_default().renew();
         } else {
-            *sample = CpuSample { at: now, ticks, stopped: false };
+            self.resting = None;
         }
     }
 
@@ -362,6 +397,27 @@ impl Disk {
             .map_or(0, |s| (s.f_bavail * s.f_frsize).saturating_add(s.f_favail.saturating_mul(ENTRY_BYTES)))
     }
 
+    /// Takes room for so much that the host is about to write, if there is any. Only what could pass the limit is measured.
+    pub fn take_room(&self, bytes: u64) -> bool {
+        if self.limit == u64::MAX || !self.has_upper() {
+            return true;
+        }
+        let bytes = bytes.max(ENTRY_BYTES);
+        let has = || self.room().has(bytes, self.limit, self.free());
+        if !has() {
+            self.walk();
+            if !has() {
+                return false;
+            }
+        }
+        self.room().written += bytes;
+        true
+    }
+
+    fn room(&self) -> MutexGuard<'_, Room> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// How much the layers hold: of one that could not be seen as a whole, no less than when it was.
     pub fn measure(&self) -> u64 {
         self.walk().bytes
@@ -382,6 +438,7 @@ impl Disk {
 
     /// Walks the layers. Folders that their owner closed are read all the same: this thread alone raises that right.
     fn walk(&self) -> Total {
+        let (free, written) = (self.free(), self.room().written);
         let (live, sealed) = {
             let layers = self.layers();
             (layers.live.clone(), layers.unmeasured.clone())
@@ -413,6 +470,13 @@ impl Disk {
                 layer.bytes = seen.size.bytes;
             }
         }
+        drop(layers);
+        if total.whole {
+            let mut room = self.room();
+            // What was written meanwhile may have been seen, and counts once more.
+            *room =
+                Room { certain: Some((total.bytes, free)), written: room.written.saturating_sub(written) };
+        }
         total
     }
 
@@ -438,6 +502,22 @@ mod tests {
     use super::*;
 
     const LIMIT: u64 = 6400;
+
+    #[test]
+    fn what_was_used_too_much_is_made_up_for() {
+        let begun = Instant::now();
+        let mut share = Share { cpus: 2.0, at: begun, used: Duration::ZERO, resting: false };
+        let mut rests =
+            |at_ms, used_ms| share.take(begun + Duration::from_millis(at_ms), Duration::from_millis(used_ms));
+        assert!(!rests(200, 400));
+        assert!(!rests(400, 830), "a tick too many");
+        assert!(rests(600, 1630), "four processors where two are allowed");
+        // Others go on meanwhile: it is one share.
+        assert!(rests(800, 1930));
+        assert!(rests(900, 1930));
+        assert!(!rests(950, 1930));
+        assert!(!rests(1150, 2330));
+    }
 
     fn take(judge: &mut Judge, bytes: u64) -> bool {
         judge.take(judge.stretch, bytes)
@@ -548,6 +628,17 @@ mod tests {
     }
 
     #[test]
+    fn what_surely_fits_is_not_measured() {
+        assert!(!Room::default().has(1, LIMIT, FREE), "nothing is certain yet");
+        let room = |written| Room { certain: Some((1000, FREE)), written };
+        assert!(room(0).has(LIMIT - 1000, LIMIT, FREE) && !room(0).has(LIMIT - 999, LIMIT, FREE));
+        assert!(room(400).has(LIMIT - 1400, LIMIT, FREE) && !room(400).has(LIMIT - 1399, LIMIT, FREE));
+        // By commands: it is missing, once.
+        assert!(room(400).has(LIMIT - 1500, LIMIT, FREE - 500));
+        assert!(!room(400).has(LIMIT - 1499, LIMIT, FREE - 500));
+    }
+
+    #[test]
     fn a_layer_that_can_not_be_walked_counts_as_it_did() {
         // A pipe can't be walked.
         let layer = |bytes| Layer { bytes, ..Layer::new(rustix::pipe::pipe().unwrap().0) };
@@ -557,6 +648,8 @@ mod tests {
             measured: Mutex::default(),
             free_then: AtomicU64::new(0),
             busy: AtomicBool::new(false),
+            limit: u64::MAX,
+            room: Mutex::default(),
         };
         for _ in 0..2 {
             let total = disk.walk();

@@ -14,6 +14,9 @@ use crate::files;
 const THREAD_STACK: usize = 1 << 20;
 /// File threads at once; more requests wait in their connection's order of arrival.
 const MAX_THREADS: usize = 32;
+/// To whoever writes from outside; commands are killed for it.
+const AT_LIMIT: &str =
+    "it would pass the sandbox's disk limit: remove something there, or give the sandbox a higher one";
 
 impl Server {
     /// Runs in a thread; at most so many at once.
@@ -30,9 +33,14 @@ impl Server {
         }
         self.threads.fetch_add(1, Ordering::SeqCst);
         let threads = Arc::clone(&self.threads);
+        let disk = files::adds_files(&request.op).then(|| self.watchdog.disk());
         let (seq, failed) = (request.seq, (out.clone(), changes.clone()));
         let thread = std::thread::Builder::new().stack_size(THREAD_STACK).spawn(move || {
-            files::answer(request.seq, request.op, &body, &out);
+            if disk.is_none_or(|disk| disk.take_room(body.len() as u64)) {
+                files::answer(request.seq, request.op, &body, &out);
+            } else {
+                out.error(request.seq, Fault::TooLarge, AT_LIMIT);
+            }
             if let Some(changes) = changes {
                 changes.fetch_sub(1, Ordering::SeqCst);
             }
@@ -62,7 +70,13 @@ impl Server {
         let out = conn.out.clone();
         if let Op::Append { .. } = op {
             // Not answered: an error is kept for the commit by dropping the upload.
-            let failed = conn.uploads.get_mut(&write).and_then(|upload| upload.append(body).err());
+            let disk = self.watchdog.disk();
+            let failed = conn.uploads.get_mut(&write).and_then(|upload| {
+                if !disk.take_room(body.len() as u64) {
+                    return Some(files::FileError::new(Fault::TooLarge, AT_LIMIT));
+                }
+                upload.append(body).err()
+            });
             if let Some(e) = failed {
                 conn.uploads.remove(&write);
                 self.changes.fetch_sub(1, Ordering::SeqCst);

@@ -142,7 +142,7 @@ pub fn heed_signals() {
 pub fn defer_to_others() {
     let params = libc::sched_param { sched_priority: 0 };
     let policy = libc::SCHED_BATCH | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: one value that lives across the call. The C library's own function always refuses.
+    // SAFETY: one value that lives across the call. Not every C library has a function that does more than refuse.
     let _ = unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, policy, &raw const params) };
 }
 

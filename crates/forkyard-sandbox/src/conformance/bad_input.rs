@@ -12,6 +12,7 @@ pub fn cases() -> Vec<Case> {
         case!(commands_that_are_not),
         case!(paths_that_lead_nowhere),
         case!(a_full_disk),
+        case!(what_is_written_from_outside_fits_the_disk_limit),
         case!(use_after_the_end),
         case!(archives_that_are_not, |c| c.snapshot),
     ]
@@ -137,6 +138,39 @@ async fn a_full_disk(ctx: &Ctx) -> CaseResult {
     sh(&sandbox, "rm -f /dev/shm/fill /dev/shm/rest").await?;
     sandbox.write_file("/dev/shm/more", "fits".into(), None).await?;
     ensure!(listed(ctx).await?.contains(&sandbox.id().to_string()), "it is not listed");
+    Ok(())
+}
+
+async fn what_is_written_from_outside_fits_the_disk_limit(ctx: &Ctx) -> CaseResult {
+    const PART: usize = 6 << 20;
+    let mut spec = ctx.spec.clone();
+    spec.limits.disk_bytes = 16 << 20;
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    // By the agent's tools, in parts as `cp` does it, and as an archive.
+    let too_large = &[ErrorKind::TooLarge];
+    sandbox.write_file("one", vec![1; PART].into(), None).await?;
+    for _ in 0..20 {
+        sandbox.write_file("small", vec![1; PART / 10].into(), None).await?;
+    }
+    sandbox.write_file_from("two", &mut &vec![2; PART][..], None).await?;
+    typed("a whole file", sandbox.write_file("three", vec![3; PART].into(), None).await, too_large)?;
+    typed(
+        "a file in parts",
+        sandbox.write_file_from("three", &mut &vec![3; PART][..], None).await,
+        too_large,
+    )?;
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_ustar();
+    header.set_size(PART as u64);
+    header.set_mode(0o644);
+    archive.append_data(&mut header, "three", &vec![3; PART][..])?;
+    let archive = archive.into_inner()?;
+    typed("an archive", sandbox.unpack("three", &mut &archive[..]).await.map(drop), too_large)?;
+    let used = sandbox.stats().await?.disk_bytes;
+    ensure!(used <= spec.limits.disk_bytes, "{used} bytes are there");
+    // Nobody inside is to blame, and there is a way on.
+    ensure_eq!(sh(&sandbox, "sleep 1; rm -r one three; echo alive").await?.out, "alive\n");
+    sandbox.write_file("three", vec![3; PART].into(), None).await?;
     Ok(())
 }
 

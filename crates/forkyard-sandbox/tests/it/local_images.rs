@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +30,30 @@ fn gzip(data: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(data).unwrap();
     encoder.finish().unwrap()
+}
+
+/// By the compressor's own program, as the tools that make images in parts have it: a frame for each part, and one that readers
+/// skip.
+fn zstd(program: &Path, data: &[u8]) -> Vec<u8> {
+    let (first, rest) = data.split_at(data.len() / 3);
+    let mut made = Vec::new();
+    for part in [first, b"", rest] {
+        let mut child = Command::new(program)
+            .args(["-q", "-c", "--check"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (mut stdin, part) = (child.stdin.take().unwrap(), part.to_vec());
+        let feeding = std::thread::spawn(move || stdin.write_all(&part).unwrap());
+        let done = child.wait_with_output().unwrap();
+        feeding.join().unwrap();
+        assert!(done.status.success());
+        made.extend(done.stdout);
+        made.extend([0x5e, 0x2a, 0x4d, 0x18, 3, 0, 0, 0]);
+        made.extend(b"toc");
+    }
+    made
 }
 
 /// Entries: kind, path, content or target. Paths are written as they are, whatever they lead to.
@@ -61,9 +86,9 @@ fn config(layers: &[Vec<u8>], user: &str) -> Vec<u8> {
 }
 
 /// All that a registry serves or a layout holds: blobs by digest, and the manifest's digest.
-fn blobs(layers: &[Vec<u8>], user: &str) -> (Vec<Vec<u8>>, String) {
+fn blobs(layers: &[Vec<u8>], user: &str, pack: &dyn Fn(&[u8]) -> Vec<u8>) -> (Vec<Vec<u8>>, String) {
     let config = config(layers, user);
-    let packed: Vec<Vec<u8>> = layers.iter().map(|layer| gzip(layer)).collect();
+    let packed: Vec<Vec<u8>> = layers.iter().map(|layer| pack(layer)).collect();
     let describe = |data: &Vec<u8>| json!({ "digest": format!("sha256:{}", sha(data)), "size": data.len() });
     let manifest =
         json!({ "config": describe(&config), "layers": packed.iter().map(describe).collect::<Vec<_>>() });
@@ -73,11 +98,11 @@ fn blobs(layers: &[Vec<u8>], user: &str) -> (Vec<Vec<u8>>, String) {
 }
 
 fn write_layout(dir: &Path, layers: &[Vec<u8>]) -> String {
-    write_layout_for(dir, layers, "")
+    write_layout_for(dir, layers, "", &gzip)
 }
 
-fn write_layout_for(dir: &Path, layers: &[Vec<u8>], user: &str) -> String {
-    let (blobs, manifest) = blobs(layers, user);
+fn write_layout_for(dir: &Path, layers: &[Vec<u8>], user: &str, pack: &dyn Fn(&[u8]) -> Vec<u8>) -> String {
+    let (blobs, manifest) = blobs(layers, user, pack);
     let folder = dir.join("blobs/sha256");
     std::fs::create_dir_all(&folder).unwrap();
     for blob in blobs {
@@ -188,6 +213,35 @@ async fn layouts_archives_and_a_registry_give_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn layers_may_be_compressed_with_zstd() {
+    let (Some(layers), Some(program)) = (busybox_layers(), needed("zstd")) else { return };
+    let (provider, dir) = provider();
+    let pack = |layer: &[u8]| zstd(&program, layer);
+    let reference = write_layout_for(&dir.path().join("layout"), &layers, "", &pack);
+    let sandbox = make(&provider, "packed", &reference).await.unwrap();
+    check_inside(&sandbox).await;
+    provider.destroy(&SandboxId::new("packed").unwrap()).await.unwrap();
+
+    // One that ends too early, in a frame or in what is skipped, and one that goes on with something else.
+    let damaged = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let pack = |layer: &[u8]| {
+            let mut packed = pack(layer);
+            change(&mut packed);
+            packed
+        };
+        write_layout_for(&dir.path().join(name), &layers[1..2], "", &pack)
+    };
+    for (name, reference) in [
+        ("early", damaged("early", &|packed| packed.truncate(packed.len() / 2))),
+        ("skipped", damaged("skipped", &|packed| packed.truncate(packed.len() - 1))),
+        ("more", damaged("more", &|packed| packed.extend(b"more"))),
+    ] {
+        let refused = make(&provider, name, &reference).await.err().unwrap();
+        assert_eq!(refused.kind, ErrorKind::Invalid, "{name}: {refused}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_images_user_is_the_user_inside() {
     let Some(mut layers) = busybox_layers() else { return };
     let passwd = "root:x:0:0:root:/root:/bin/sh\nkeeper:x:4321:4321::/home/keeper:/bin/sh\n";
@@ -196,7 +250,7 @@ async fn an_images_user_is_the_user_inside() {
         (EntryType::Directory, "home/keeper/", ""),
     ]));
     let (provider, dir) = provider();
-    let reference = write_layout_for(&dir.path().join("layout"), &layers, "keeper:keeper");
+    let reference = write_layout_for(&dir.path().join("layout"), &layers, "keeper:keeper", &gzip);
     let sandbox = make(&provider, "kept", &reference).await.unwrap();
     let look = "id -u; whoami; echo $USER $HOME; cd; echo mine > file && cat file; pwd";
     let want = "4321\nkeeper\nkeeper /home/keeper\nmine\n/home/keeper\n";
@@ -207,7 +261,7 @@ async fn an_images_user_is_the_user_inside() {
     let child = offline(Root::Snapshot(snapshot.clone()));
     let child = provider.create(&SandboxId::new("child").unwrap(), Attempt(1), &child).await.unwrap();
     assert_eq!(sh(&child, look).await, (0, want.into()));
-    let unknown = write_layout_for(&dir.path().join("unknown"), &layers, "stranger");
+    let unknown = write_layout_for(&dir.path().join("unknown"), &layers, "stranger", &gzip);
     assert_eq!(make(&provider, "unknown", &unknown).await.err().unwrap().kind, ErrorKind::Invalid);
     for name in ["kept", "child"] {
         provider.destroy(&SandboxId::new(name).unwrap()).await.unwrap();
@@ -293,7 +347,7 @@ struct Served {
 async fn serve(layers: &[Vec<u8>]) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let (blobs, manifest) = blobs(layers, "");
+    let (blobs, manifest) = blobs(layers, "", &gzip);
     let served = Arc::new(Served { blobs, manifest, address: address.clone() });
     let app = axum::Router::new()
         .route("/token", axum::routing::get(|| async { axum::Json(json!({ "token": "let-me-in" })) }))

@@ -7,10 +7,11 @@
 mod registry;
 mod source;
 mod user;
+mod zstd;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -358,10 +359,11 @@ fn feed(blob: &Blob, id: &Digest, to: OwnedFd, max: u64) -> Result<()> {
             pass(&mut plain, to, max)?;
             (plain.inner.into_inner(), plain.hash)
         }
-        [0x28, 0xb5, 0x2f, 0xfd] => {
-            let message = "image: its layers are compressed with zstd";
-            return Err(SandboxError::new(ErrorKind::Unsupported, message)
-                .hint("use one with gzip: skopeo copy --dest-compress-format gzip"));
+        magic if zstd::is_zstd(magic) => {
+            let frames = zstd::Frames::new(BufReader::new(raw));
+            let mut plain = Hashed { inner: frames, hash: Sha256::new() };
+            pass(&mut plain, to, max)?;
+            (plain.inner.into_inner().into_inner(), plain.hash)
         }
         _ => {
             let mut plain = raw;
