@@ -11,10 +11,11 @@ use super::decision::{EgressDecision, MAX_HOST_SHOWN, Reason};
 
 /// How long repeats are collected.
 pub const WINDOW: Duration = Duration::from_secs(5);
-/// Different decisions kept apart in one window; the rest of a window's hosts are counted under one name.
+/// Different decisions kept apart in one window; of the rest, all of one reason are counted together.
 const MAX_KINDS: usize = 512;
-/// Under this name.
+/// Under this name, which no host has, and port 0.
 const OVERFLOW_HOST: &str = "(many others)";
+const OVERFLOW_DETAIL: &str = "hosts and ports that were too many to tell apart";
 
 /// Where records go. Called from the proxy's tasks: it must not block.
 pub type DecisionSink = Arc<dyn Fn(EgressDecision) + Send + Sync>;
@@ -37,19 +38,20 @@ impl Recorder {
     }
 
     pub fn record(&self, host: &str, port: u16, reason: Reason, detail: &str) {
-        let mut host = shown(host);
+        let (mut kind, mut detail) = ((shown(host), port, reason), detail);
         {
             let mut pending = self.lock();
-            if pending.len() >= MAX_KINDS && !pending.contains_key(&(host.clone(), port, reason)) {
-                host = OVERFLOW_HOST.to_string();
+            if pending.len() >= MAX_KINDS && !pending.contains_key(&kind) {
+                // The port too is the sandbox's choice.
+                (kind, detail) = ((OVERFLOW_HOST.to_string(), 0, reason), OVERFLOW_DETAIL);
             }
-            if let Some(known) = pending.get_mut(&(host.clone(), port, reason)) {
+            if let Some(known) = pending.get_mut(&kind) {
                 known.repeats += 1;
                 return;
             }
-            let detail = detail.to_string();
-            pending.insert((host.clone(), port, reason), Pending { detail, repeats: 0 });
+            pending.insert(kind.clone(), Pending { detail: detail.to_string(), repeats: 0 });
         }
+        let (host, port, reason) = kind;
         self.report(host, port, reason, detail.to_string(), 1);
     }
 
@@ -124,12 +126,16 @@ mod tests {
     fn many_different_hosts_stay_bounded() {
         let (recorder, seen) = recorder();
         for i in 0..10_000 {
-            recorder.record(&format!("h{i}.example"), 443, Reason::NotListed, "no");
+            let reason = if i % 2 == 0 { Reason::NotListed } else { Reason::Port };
+            recorder.record(&format!("h{}.example", i % 3_000), i, reason, &format!("no {i}"));
         }
         drop(recorder);
         let seen = seen.lock().unwrap();
-        assert!(seen.len() <= MAX_KINDS + 2, "{}", seen.len());
+        // For either reason, the first of the others and all that followed.
+        assert!(seen.len() <= MAX_KINDS + 4, "{}", seen.len());
         assert_eq!(seen.iter().map(|d| d.count).sum::<u64>(), 10_000);
+        let mut others = seen.iter().filter(|d| d.host == OVERFLOW_HOST);
+        assert!(others.all(|d| d.port == 0 && !d.detail.starts_with("no")), "{seen:?}");
     }
 
     #[test]

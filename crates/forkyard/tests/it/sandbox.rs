@@ -1,8 +1,7 @@
-use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
+use super::sandbox_ends::is_full;
 use super::{World, until};
 
 #[test]
@@ -170,24 +169,21 @@ fn stats_say_what_is_used_of_the_processor() {
 fn an_interrupt_reaches_a_command_whose_output_nobody_takes() {
     let w = World::new();
     assert_eq!(w.run(&["sandbox", "create", "--network", "none", "--name", "box1"]).code, 0);
-    let flood = "trap 'exit 42' INT; while :; do echo flood; done";
+    // Its shell writes nothing, so that it can say at once that it was interrupted.
+    let flood = "trap ': > got; kill $!; exit 42' INT; yes flood & wait";
     let mut child = w
         .program(&["sandbox", "exec", "box1", "--", "sh", "-c", flood])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let mut out = child.stdout.take().unwrap();
-    out.read_exact(&mut [0; 6]).unwrap();
-    // From now on the pipe fills, and the program waits in its write.
-    let wait = format!("/proc/{}/wchan", child.id());
-    let asleep = |text: String| text.contains("pipe");
-    let begun = Instant::now();
-    while !std::fs::read_to_string(&wait).is_ok_and(asleep) && begun.elapsed() < Duration::from_secs(2) {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("the output waits for a reader", || is_full(&out));
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    until("the interrupt arrives", || {
+        w.run(&["sandbox", "exec", "box1", "--", "test", "-e", "got"]).code == 0
+    });
+    assert!(is_full(&out) && child.try_wait().unwrap().is_none(), "what it wrote is still to be read");
     let reader = std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
     until("the command ends", || child.try_wait().unwrap().is_some());
     assert_eq!(child.wait().unwrap().code(), Some(42));

@@ -1,8 +1,11 @@
 //! However `sandbox run` ends, its sandbox ends with it.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
 use std::process::{Child, Stdio};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{World, until};
@@ -17,6 +20,14 @@ fn running(w: &World, more: &[&str]) -> Child {
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "up\n");
     child
+}
+
+/// Whether who writes into this pipe has to wait. A writer is asked, which is the kernel's own measure: a full pipe has fewer bytes
+/// in it than it is large, since what is written in pieces does not fill its pages.
+pub(super) fn is_full(pipe: &impl AsRawFd) -> bool {
+    let writer = File::options().write(true).open(format!("/proc/self/fd/{}", pipe.as_raw_fd())).unwrap();
+    let mut room = [PollFd::new(&writer, PollFlags::OUT)];
+    poll(&mut room, Some(&Timespec::default())).unwrap() == 0
 }
 
 fn left(w: &World) -> usize {
@@ -61,9 +72,9 @@ fn a_signal_is_heard_while_nobody_reads() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let held = child.stdout.take();
-    until("it runs", || w.home().join("sandboxes/sandboxes").exists() && left(&w) == 1);
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    let held = child.stdout.take().unwrap();
+    until("its output waits for a reader", || is_full(&held));
+    assert_eq!(left(&w), 1);
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(143));
     assert_eq!(left(&w), 0);
