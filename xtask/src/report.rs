@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::engine::Engine;
 use crate::scenarios::{Kind, Program, SCENARIOS, Scenario};
-use crate::steps::{cargo, seconds, target_dir};
+use crate::steps::{WHOLE, cargo, seconds, target_dir};
 use crate::{setup, test};
 
 #[derive(clap::Args)]
@@ -105,7 +105,7 @@ fn command(program: &Program) -> Result<Command> {
     let (path, example, args) = match program {
         Program::Tests(filter) => {
             let mut command = cargo();
-            command.args(TESTS).args(["-E", filter]);
+            command.args(TESTS).args(WHOLE).args(["-E", filter]);
             return Ok(command);
         }
         Program::Cargo(args) => {
@@ -127,12 +127,14 @@ fn command(program: &Program) -> Result<Command> {
 }
 
 /// Built for all of them at once: a package built alone has other features.
-const TESTS: [&str; 6] = ["nextest", "run", "--workspace", "--no-fail-fast", "--profile", "soak"];
+const TESTS: [&str; 5] = ["nextest", "run", "--no-fail-fast", "--profile", "soak"];
 
 /// What a reader types to see the same.
 fn line(program: &Program) -> String {
     match program {
-        Program::Tests(filter) => format!("FORKYARD_TEST_SCALE=full cargo {} -E '{filter}'", TESTS.join(" ")),
+        Program::Tests(filter) => {
+            format!("FORKYARD_TEST_SCALE=full cargo {} {} -E '{filter}'", TESTS.join(" "), WHOLE.join(" "))
+        }
         Program::Cargo(args) => format!("cargo {}", args.join(" ")),
         Program::Example(name, args) => format!("target/release/examples/{name} {}", args.join(" ")),
         Program::BesideDocker(args) => format!("target/release/forkyard {}", args.join(" ")),

@@ -19,6 +19,11 @@ pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
+/// All that there is to be built and tested, the guest's program too, which the host only embeds. The same wherever all is built,
+/// or it would be built twice.
+pub const WHOLE: [&str; 3] = ["--workspace", "--features", GUEST_PROGRAM];
+pub const GUEST_PROGRAM: &str = "forkyard-guest/program";
+
 /// The cargo that started us, so that a `+toolchain` stays the same all the way down.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

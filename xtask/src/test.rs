@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::steps::{Output, Steps, cargo};
+use crate::steps::{GUEST_PROGRAM, Output, Steps, WHOLE, cargo};
 use crate::{setup, tidy, vm, web};
 
 #[derive(clap::Args)]
@@ -90,7 +90,10 @@ pub fn run(args: &TestArgs) -> Result<()> {
 
 fn scoped<'a>(command: &'a mut Command, args: &TestArgs) -> &'a mut Command {
     if args.packages.is_empty() {
-        return command.arg("--workspace");
+        return command.args(WHOLE);
+    }
+    if args.packages.iter().any(|package| GUEST_PROGRAM.split('/').next() == Some(package)) {
+        command.args(["--features", GUEST_PROGRAM]);
     }
     command.args(args.packages.iter().flat_map(|p| ["-p", p]))
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::setup::{self, Package, Probe};
-use crate::steps::{cargo, on_path, seconds, target_dir};
+use crate::steps::{WHOLE, cargo, on_path, seconds, target_dir};
 
 /// Only this step needs them, and the first is large.
 const PACKAGES: &[Package] = &[
@@ -186,7 +186,7 @@ fn test_programs(scope: Scope) -> Result<Vec<(&'static str, PathBuf)>> {
         name: String,
     }
     let scope: &[&str] = match scope {
-        Scope::Workspace => &["--workspace"],
+        Scope::Workspace => &WHOLE,
         Scope::Crate => &["-p", CRATE, "--lib", "--test", "it"],
     };
     let built = cargo()

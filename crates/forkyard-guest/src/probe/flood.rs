@@ -56,7 +56,8 @@ pub fn project(path: &str) -> ExitCode {
     const PROJECT: usize = 3;
     const INHERIT: u32 = 0x200;
     let Ok(file) = std::fs::File::open(path) else { return ExitCode::FAILURE };
-    let ways: [(&str, fn(&mut [u32; 7])); 3] = [
+    type Way = (&'static str, fn(&mut [u32; 7]));
+    let ways: [Way; 3] = [
         ("no-project", |it| it[PROJECT] = 0),
         ("another-project", |it| it[PROJECT] = it[PROJECT].wrapping_add(1)),
         ("not-inherited", |it| it[0] &= !INHERIT),
@@ -74,4 +75,62 @@ pub fn project(path: &str) -> ExitCode {
         println!("{name} {}", if failed { errno } else { 0 });
     }
     ExitCode::SUCCESS
+}
+
+/// Works in a thread whose process has no first thread any more, in a session of its own, and is let go on by timers however often
+/// it is stopped. Now and then it adds a byte to the file.
+pub fn restless(file: &str) -> ExitCode {
+    wake_oneself();
+    // SAFETY: a plain call.
+    unsafe { libc::setsid() };
+    let file = file.to_string();
+    std::thread::spawn(move || {
+        use std::io::Write;
+        loop {
+            let until = std::time::Instant::now() + std::time::Duration::from_millis(5);
+            while std::time::Instant::now() < until {}
+            let _ = std::fs::File::options()
+                .append(true)
+                .create(true)
+                .open(&file)
+                .and_then(|mut f| f.write(b"."));
+        }
+    });
+    end_first_thread()
+}
+
+/// The same process, with memory: so many MiB, one by one.
+pub fn headless(mib: &str) -> ExitCode {
+    let mib: usize = mib.parse().unwrap_or(0);
+    std::thread::spawn(move || {
+        let mut held = Vec::new();
+        for _ in 0..mib {
+            held.push(vec![1_u8; 1 << 20]);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        println!("{} MiB are held", held.len());
+        // SAFETY: nothing is left to be done.
+        unsafe { libc::_exit(0) }
+    });
+    end_first_thread()
+}
+
+fn end_first_thread() -> ExitCode {
+    // SAFETY: this thread alone ends; nothing of it is used by the other one.
+    unsafe { libc::syscall(libc::SYS_exit, 0) };
+    ExitCode::FAILURE
+}
+
+fn wake_oneself() {
+    // SAFETY: values that live across the calls; the signal's own action is to go on.
+    unsafe {
+        let mut event: libc::sigevent = std::mem::zeroed();
+        (event.sigev_notify, event.sigev_signo) = (libc::SIGEV_SIGNAL, libc::SIGCONT);
+        let mut timer: libc::timer_t = std::mem::zeroed();
+        let every = libc::timespec { tv_sec: 0, tv_nsec: 3_000_000 };
+        let times = libc::itimerspec { it_interval: every, it_value: every };
+        if libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) == 0 {
+            libc::timer_settime(timer, 0, &raw const times, std::ptr::null_mut());
+        }
+    }
 }

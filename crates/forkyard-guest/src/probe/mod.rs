@@ -17,6 +17,8 @@ pub fn run(args: &[&str]) -> ExitCode {
         ["listen", port, name] => net::listen(port, name),
         ["inodes", dir] => flood::inodes(dir),
         ["hop", file] => flood::hop(file),
+        ["restless", file] => flood::restless(file),
+        ["headless", mib] => flood::headless(mib),
         ["project", path] => flood::project(path),
         [script] if script.starts_with('/') => rewrite(),
         numbers => calls::run(numbers),

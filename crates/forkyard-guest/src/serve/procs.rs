@@ -18,14 +18,40 @@ pub struct Proc {
 
 /// Every process but the guest. Threads of the kernel do not show in a pid namespace.
 pub fn all() -> Vec<Proc> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    look().0
+}
+
+/// The same, and the numbers of those that went while they were looked at: others may have come in their place, and not be here.
+fn look() -> (Vec<Proc>, Vec<i32>) {
     let me = std::process::id() as i32;
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
-        .filter(|pid| *pid != me)
-        .filter_map(|pid| parse(pid, &std::fs::read(format!("/proc/{pid}/stat")).ok()?))
-        .collect()
+    let (mut found, mut gone) = (Vec::new(), Vec::new());
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()) {
+        match Proc::read(pid) {
+            _ if pid == me => {}
+            Some(process) => found.push(process),
+            None => gone.push(pid),
+        }
+    }
+    (found, gone)
+}
+
+impl Proc {
+    fn read(pid: i32) -> Option<Proc> {
+        let mut process = parse(pid, &std::fs::read(format!("/proc/{pid}/stat")).ok()?)?;
+        if process.state == b'Z' {
+            // Its first thread may have ended alone: then another one tells what it does and holds.
+            let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+            let living = threads.flatten().find_map(|thread| {
+                let stat = std::fs::read(thread.path().join("stat")).ok()?;
+                parse(pid, &stat).filter(|thread| !matches!(thread.state, b'Z' | b'X'))
+            });
+            if let Some(Proc { state, resident_pages, .. }) = living {
+                process = Proc { state, resident_pages, ..process };
+            }
+        }
+        Some(process)
+    }
 }
 
 /// The name in parentheses may hold anything, so fields are counted from its last closing one.
@@ -57,18 +83,16 @@ pub fn ticks(processes: &[Proc]) -> u64 {
     processes.iter().map(|p| p.ticks).sum::<u64>() + ended.unwrap_or(0)
 }
 
-/// The process, and all that descend from it. A command is the reaper of its own orphans, so a double fork stays below it.
-fn tree(root: i32) -> Vec<i32> {
-    let all = all();
+/// The process, and all of them that descend from it. A command is the reaper of its own orphans, so a double fork stays below it.
+fn tree(root: i32, all: &[Proc]) -> HashSet<i32> {
     let mut members = HashSet::from([root]);
     loop {
         let before = members.len();
         members.extend(all.iter().filter(|p| members.contains(&p.parent)).map(|p| p.pid).collect::<Vec<_>>());
         if members.len() == before {
-            break;
+            return members;
         }
     }
-    all.iter().filter(|p| members.contains(&p.pid) && p.state != b'Z').map(|p| p.pid).collect()
 }
 
 /// Rounds of looking for new members: each one stops all it finds, so only what was being forked just then is left.
@@ -83,14 +107,32 @@ fn everybody(signal: i32) -> bool {
     std::process::id() == 1 && kill(-1, signal).is_ok()
 }
 
-/// Kills the process and all that descend from it, while nobody can fork.
+/// Kills the process and all that descend from it, while nobody can fork. A process can have a timer that lets it go on while it
+/// is stopped, and fork then: if there are new ones however often one looks, all others of the sandbox go with them.
 pub fn kill_tree(root: i32) {
+    let me = std::process::id() as i32;
+    let own =
+        |all: &[Proc]| -> HashSet<i32> { all.iter().filter(|p| p.parent == me).map(|p| p.pid).collect() };
     let held = hold();
-    stop_until_still(|| tree(root));
-    for pid in tree(root) {
-        let _ = kill(pid, libc::SIGKILL);
-    }
+    // What becomes an orphan from now on was a part of it: nobody else goes on.
+    let before = own(&all());
+    let mut killed = HashSet::new();
+    let caught = (0..ROUNDS).any(|_| {
+        let (all, gone) = look();
+        let mut members = tree(root, &all);
+        members.extend(own(&all).difference(&before));
+        let fresh = all.iter().filter(|p| members.contains(&p.pid) && !killed.contains(&(p.pid, p.born)));
+        let fresh: Vec<(i32, u64)> = fresh.map(|p| (p.pid, p.born)).collect();
+        for (pid, _) in &fresh {
+            let _ = kill(*pid, libc::SIGKILL);
+        }
+        killed.extend(&fresh);
+        fresh.is_empty() && gone.iter().all(|gone| killed.iter().any(|(pid, _)| pid == gone))
+    });
     let _ = kill(-root, libc::SIGKILL);
+    if !caught {
+        everybody(libc::SIGKILL);
+    }
     drop(held);
 }
 

@@ -7,7 +7,6 @@ use forkyard_guest::protocol::{Answer, Descriptors, Fault};
 use rustix::fs::{Mode, OFlags};
 
 use super::outbox::Outbox;
-use super::procs;
 use super::server::{Server, has_children};
 use crate::sys::{Result, Step, landlock};
 
@@ -61,6 +60,7 @@ impl Server {
         if self.stands_still() {
             if !freezer.is_some_and(|freezer| freezer.freeze()) {
                 self.still.get_or_insert_default().renew();
+                self.expect_work();
             }
         } else {
             if let Some(freezer) = freezer {

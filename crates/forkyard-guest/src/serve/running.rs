@@ -8,7 +8,7 @@ use rustix::event::epoll;
 use super::job::{Feed, Which};
 use super::server::{Server, Token, has_children};
 use super::spool;
-use super::watch::{INTERVAL, Verdict};
+use super::watch::{INTERVAL, Limit, Verdict};
 
 impl Server {
     /// Watches the streams of a job that can take more, and no others: a closed pipe would report itself for ever.
@@ -144,21 +144,37 @@ impl Server {
             return;
         }
         self.next_look = Some(now + INTERVAL);
-        let (limit, is_memory) = match self.watchdog.look(self.stands_still()) {
+        let by_signals = self.still.is_some();
+        if let Some(still) = &mut self.still {
+            still.renew();
+        }
+        let limit = match self.watchdog.look(by_signals, self.stands_still()) {
             Verdict::Fine => return,
-            Verdict::Memory => ("memory", true),
-            Verdict::Disk => ("disk", false),
+            Verdict::Over(limit) => limit,
+        };
+        let why = match limit {
+            Limit::Memory => "the sandbox passed its memory limit",
+            Limit::Disk => "the sandbox passed its disk limit",
+            Limit::Processors => {
+                "the sandbox passed its limit of processors, and went on while it was stopped"
+            }
+            Limit::Pause => "a command went on while the sandbox was paused",
         };
         for job in self.jobs.values_mut().filter(|job| job.ended.is_none()) {
-            job.note = Some(format!("forkyard: killed, because the sandbox passed its {limit} limit\n"));
-            job.oom_killed |= is_memory;
+            job.note = Some(format!("forkyard: killed, because {why}\n"));
+            job.oom_killed |= limit == Limit::Memory;
         }
         self.watchdog.kill();
     }
 
+    /// Whether something is not kept by the kernel.
+    pub(super) fn has_to_look(&self) -> bool {
+        self.watchdog.is_needed() || self.still.is_some()
+    }
+
     /// A new command may be what the watchdog has to look at.
     pub(super) fn expect_work(&mut self) {
-        if !self.watchdog.is_needed() {
+        if !self.has_to_look() {
             return;
         }
         if self.next_look.is_none() {

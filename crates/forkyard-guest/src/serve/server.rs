@@ -263,7 +263,7 @@ impl Server {
         for number in due {
             self.progress(number);
         }
-        if self.watchdog.is_needed() {
+        if self.has_to_look() {
             self.look(now);
         }
         self.send_strangers_away(now);

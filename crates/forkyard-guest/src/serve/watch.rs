@@ -27,11 +27,22 @@ const MAX_BLIND: u32 = 25;
 /// Of the time, at most one part in so many is spent in standstills.
 const STILL_SHARE: u32 = 10;
 
+/// Looks at which work went on while all should rest, until whoever does not rest is killed.
+const MAX_AWAKE: u32 = 25;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     Fine,
-    /// Over its memory: everything is to be killed.
+    /// Over a limit: everything is to be killed.
+    Over(Limit),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
     Memory,
     Disk,
+    Processors,
+    Pause,
 }
 
 pub struct Watchdog {
@@ -41,6 +52,7 @@ pub struct Watchdog {
     cpu: Option<Share>,
     /// Who rests, for having used more than its share.
     resting: Option<Held>,
+    awake: Awake,
     disk: Arc<Disk>,
     judge: Judge,
     doubt: Doubt,
@@ -57,6 +69,29 @@ struct Share {
     at: Instant,
     used: Duration,
     resting: bool,
+}
+
+/// A process that is stopped can have a timer that lets it go on. It is stopped again at every look; who goes on all the same for
+/// seconds is no accident. Commands that have only just begun, or are in the middle of a call, are.
+#[derive(Debug, Default)]
+struct Awake {
+    last: Option<(Instant, Duration)>,
+    looks: u32,
+}
+
+impl Awake {
+    /// `resting`: the share that even those who should rest may use.
+    fn take(&mut self, now: Instant, used: Duration, resting: Option<f64>) -> bool {
+        let last = self.last.replace((now, used));
+        let (Some((then, before)), Some(share)) = (last, resting) else {
+            self.looks = 0;
+            return false;
+        };
+        let went_on =
+            used.saturating_sub(before).as_secs_f64() > (now - then).as_secs_f64() * (share / 2.0).max(0.25);
+        self.looks = if went_on { self.looks + 1 } else { self.looks.saturating_sub(1) };
+        self.looks >= MAX_AWAKE
+    }
 }
 
 impl Share {
@@ -243,6 +278,7 @@ impl Watchdog {
             ticks_per_second: rustix::param::clock_ticks_per_second(),
             cpu: None,
             resting: None,
+            awake: Awake::default(),
             disk: Arc::new(Disk {
                 layers: Mutex::new(Layers { live: upper.map(Layer::new), ..Layers::default() }),
                 measured: Mutex::default(),
@@ -286,6 +322,7 @@ impl Watchdog {
     /// Kills everything; what it did so far is judged by now.
     pub fn kill(&mut self) {
         procs::kill_all();
+        (self.cpu, self.resting, self.awake) = (None, None, Awake::default());
         self.dying = procs::all().iter().map(|p| (p.pid, p.born)).collect();
         self.judge.begin();
     }
@@ -295,7 +332,8 @@ impl Watchdog {
         memory_bytes.is_some() || cpus.is_some() || disk_bytes.is_some()
     }
 
-    pub fn look(&mut self, paused: bool) -> Verdict {
+    /// `by_signals`: that all stand still is by signals. `paused`: that they do, whatever by.
+    pub fn look(&mut self, by_signals: bool, paused: bool) -> Verdict {
         self.looks = self.looks.wrapping_add(1);
         let processes = procs::all();
         self.dying.retain(|(pid, born)| processes.iter().any(|p| (p.pid, p.born) == (*pid, *born)));
@@ -304,26 +342,37 @@ impl Watchdog {
             let used: u64 =
                 processes.iter().filter(|p| !is_dying(p)).map(|p| p.resident_pages * self.page).sum();
             if used > limit {
-                return Verdict::Memory;
+                return Verdict::Over(Limit::Memory);
             }
         }
-        if let (Some(cpus), false) = (self.limits.cpus, paused) {
-            self.throttle(cpus, procs::ticks(&processes));
+        if by_signals || self.limits.cpus.is_some() && !paused {
+            let ticks = procs::ticks(&processes) as f64;
+            let used = Duration::from_secs_f64(ticks / self.ticks_per_second as f64);
+            if let Some(limit) = self.throttle(by_signals, used) {
+                return Verdict::Over(limit);
+            }
         }
-        if self.disk_is_over() { Verdict::Disk } else { Verdict::Fine }
+        if self.disk_is_over() { Verdict::Over(Limit::Disk) } else { Verdict::Fine }
     }
 
     /// Whoever runs while there is something to make up for is stopped, whenever it began and whoever let it go on; what
     /// stopped itself stays so.
-    fn throttle(&mut self, cpus: f64, ticks: u64) {
-        let (now, used) =
-            (Instant::now(), Duration::from_secs(1).mul_f64(ticks as f64 / self.ticks_per_second as f64));
-        let share = self.cpu.get_or_insert(Share { cpus, at: now, used, resting: false });
-        if share.take(now, used) {
-            self.resting.get_or_insert_default().renew();
-        } else {
-            self.resting = None;
+    fn throttle(&mut self, paused: bool, used: Duration) -> Option<Limit> {
+        let now = Instant::now();
+        let mut resting = paused.then_some(0.0);
+        if let (Some(cpus), false) = (self.limits.cpus, paused) {
+            let share = self.cpu.get_or_insert(Share { cpus, at: now, used, resting: false });
+            let rested = share.resting;
+            let rests = share.take(now, used);
+            resting = (rested && rests).then_some(cpus);
+            if rests {
+                self.resting.get_or_insert_default().renew();
+            } else {
+                self.resting = None;
+            }
         }
+        let limit = if paused { Limit::Pause } else { Limit::Processors };
+        self.awake.take(now, used, resting).then_some(limit)
     }
 
     /// Judges the last measurement; starts a new one if the disk moved, or if the last one needs another to confirm it.
@@ -517,6 +566,28 @@ mod tests {
         assert!(rests(900, 1930));
         assert!(!rests(950, 1930));
         assert!(!rests(1150, 2330));
+    }
+
+    #[test]
+    fn who_goes_on_while_all_should_rest_is_killed_in_the_end() {
+        let begun = Instant::now();
+        let mut awake = Awake::default();
+        let (mut at, mut used) = (Duration::ZERO, Duration::ZERO);
+        let mut look = |ms, resting| {
+            at += INTERVAL;
+            used += Duration::from_millis(ms);
+            awake.take(begun + at, used, resting)
+        };
+        for _ in 0..1000 {
+            assert!(!look(800, None), "nobody should rest");
+        }
+        for _ in 0..1000 {
+            // A few commands that have only just begun; a rest that ends.
+            assert!(!look(400, Some(2.0)) && !look(50, Some(2.0)) && !look(10, Some(0.0)));
+        }
+        for number in 1..=MAX_AWAKE {
+            assert_eq!(look(60, Some(0.0)), number == MAX_AWAKE, "{number}");
+        }
     }
 
     fn take(judge: &mut Judge, bytes: u64) -> bool {

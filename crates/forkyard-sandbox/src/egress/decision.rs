@@ -11,6 +11,7 @@ pub struct EgressDecision {
     pub sandbox: SandboxId,
     /// As the sandbox wrote it, at most [`MAX_HOST_SHOWN`] characters, control characters replaced.
     pub host: String,
+    /// 0: what was asked for has none, or this stands for many.
     pub port: u16,
     pub decision: Decision,
     pub reason: Reason,

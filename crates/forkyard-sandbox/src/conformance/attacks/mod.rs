@@ -7,6 +7,7 @@ mod imports;
 mod kernel;
 mod network;
 mod resources;
+mod restless;
 mod stage;
 
 use std::borrow::Cow;
@@ -140,6 +141,7 @@ pub fn cases() -> Vec<Case> {
         imports::cases(),
         kernel::cases(),
         resources::cases(),
+        restless::cases(),
         network::cases(),
         control::cases(),
     ]

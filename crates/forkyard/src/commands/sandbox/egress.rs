@@ -66,7 +66,11 @@ impl EgressArgs {
             table.row(vec![
                 day(*at).into(),
                 Cell::new(word).color(color),
-                plain(&format!("{}:{}", d.host, d.port)).into(),
+                // Of many others, or of no address at all, there is no port.
+                match d.port {
+                    0 => plain(&d.host).into(),
+                    port => plain(&format!("{}:{port}", d.host)).into(),
+                },
                 d.reason.as_str().replace('_', " ").into(),
                 d.count.to_string().into(),
                 plain(&d.detail).into(),
