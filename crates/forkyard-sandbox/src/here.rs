@@ -18,6 +18,7 @@ use tokio::io::AsyncRead;
 
 use crate::guest_client::{GuestClient, health};
 use crate::local::GUEST;
+use crate::local::link::connect_now;
 use crate::{
     ErrorKind, Exec, ExecRequest, FileInfo, GitExport, GlobRequest, GrepRequest, GrepResult, Health, Labels,
     Result, Sandbox, SandboxError, SandboxInfo, SnapshotInfo, Stats, WorkDiff,
@@ -70,7 +71,7 @@ impl Here {
         let card_path = dir.join("guest.json");
         let card = std::fs::read(&card_path).ok().and_then(|text| serde_json::from_slice::<Card>(&text).ok());
         if let Some(card) = card
-            && let Ok(stream) = connect(&socket).await
+            && let Ok(stream) = connect_now(&socket)
         {
             match GuestClient::connect(stream, attempt, Some(card.token)).await {
                 Ok(client) => return Ok(Arc::new(Here { id, attempt, client })),
@@ -101,7 +102,7 @@ impl Here {
             .map_err(failed)?;
         let begin = tokio::time::Instant::now();
         loop {
-            if let Ok(stream) = connect(&socket).await {
+            if let Ok(stream) = connect_now(&socket) {
                 let client = GuestClient::connect(stream, attempt, Some(token)).await?;
                 return Ok(Arc::new(Here { id, attempt, client }));
             }
@@ -138,11 +139,6 @@ impl Here {
             tokio::time::sleep(START_POLL).await;
         }
     }
-}
-
-/// Without waiting for one that takes no connections.
-async fn connect(socket: &Path) -> std::io::Result<std::os::unix::net::UnixStream> {
-    tokio::net::UnixStream::connect(socket).await?.into_std()
 }
 
 fn write_private(path: &Path, data: &[u8]) -> std::io::Result<()> {

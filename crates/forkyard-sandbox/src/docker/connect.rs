@@ -3,28 +3,28 @@
 //! The folder can be written from inside, so what lies there is hostile: the socket is opened without following a link and
 //! must be a socket; then the connection goes to that very inode, which can only be somebody's inside the same sandbox.
 
-use std::io::{self, IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
-use forkyard_core::Attempt;
-use forkyard_guest::protocol::{
-    Answer, Descriptors, Fault, MAX_FRAME_TO_HOST, Op, PREFIX, Reply, Request, VERSION, decode_prefix, encode,
-};
+use forkyard_core::{Attempt, SandboxId};
+use forkyard_guest::protocol::{Descriptors, Op};
 use rustix::fs::{FileType, Mode, OFlags};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::record::SOCKET_NAME;
 use crate::guest_client::GuestClient;
+use crate::local::link::{ANSWER_WITHIN, Line, connect_now};
 use crate::{ErrorKind, Result, SandboxError};
 
-/// A guest answers at once or is not there.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// The answer with the descriptors is one small frame.
-const ANSWER_BYTES: usize = 4096;
+/// `NotFound` while nobody listens.
+fn no_guest(e: io::Error) -> SandboxError {
+    let kind = match e.kind() {
+        io::ErrorKind::WouldBlock => ErrorKind::Unavailable,
+        _ => ErrorKind::NotFound,
+    };
+    SandboxError::new(kind, format!("the guest does not answer: {e}"))
+}
 
 fn open(run: &Path) -> io::Result<UnixStream> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -35,14 +35,12 @@ fn open(run: &Path) -> io::Result<UnixStream> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "not a socket"));
     }
     // Also short enough for an address, wherever the state folder is.
-    UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd()))
+    connect_now(Path::new(&format!("/proc/self/fd/{}", socket.as_raw_fd())))
 }
 
 /// Greets the guest. The error is `NotFound` while nobody listens.
 pub async fn guest(run: &Path, attempt: Attempt, token: &str) -> Result<GuestClient> {
-    let nobody =
-        |e: io::Error| SandboxError::new(ErrorKind::NotFound, format!("the guest does not answer: {e}"));
-    let stream = open(run).map_err(nobody)?;
+    let stream = open(run).map_err(no_guest)?;
     let greeting = GuestClient::connect(stream, attempt, Some(token.to_string()));
     tokio::time::timeout(ANSWER_WITHIN, greeting)
         .await
@@ -50,54 +48,20 @@ pub async fn guest(run: &Path, attempt: Attempt, token: &str) -> Result<GuestCli
 }
 
 /// The listening socket inside that the egress proxy serves, passed out on a connection of its own.
-pub async fn proxy_listener(run: &Path, attempt: Attempt, token: &str) -> Result<std::net::TcpListener> {
-    let stream = open(run)
-        .map_err(|e| SandboxError::new(ErrorKind::NotFound, format!("the guest does not answer: {e}")))?;
-    let token = token.to_string();
-    let fetched = tokio::task::spawn_blocking(move || fetch(stream, attempt, token))
-        .await
-        .map_err(|e| SandboxError::new(ErrorKind::Unavailable, e.to_string()))?;
-    fetched.map_err(|e| match e {
-        Refused::Stale(message) => SandboxError::new(ErrorKind::Stale, message),
-        Refused::Other(e) => SandboxError::new(
-            ErrorKind::Unavailable,
-            format!("the guest does not pass its proxy socket: {e}"),
-        ),
+pub async fn proxy_listener(
+    id: &SandboxId,
+    run: &Path,
+    attempt: Attempt,
+    token: &str,
+) -> Result<std::net::TcpListener> {
+    let line = Line::new(id, open(run).map_err(no_guest)?)?;
+    line.greet(attempt, Some(token.to_string())).await?;
+    let mut fds = line.ask(Op::Descriptors { what: Descriptors::Proxy }, Vec::new()).await?;
+    let passed = fds.pop().ok_or_else(|| io::Error::other("no descriptor came")).and_then(listening);
+    passed.map_err(|e| {
+        let message = format!("the guest of sandbox {id} does not pass its proxy socket: {e}");
+        SandboxError::new(ErrorKind::Unavailable, message)
     })
-}
-
-enum Refused {
-    Stale(String),
-    Other(io::Error),
-}
-
-impl<E: Into<io::Error>> From<E> for Refused {
-    fn from(e: E) -> Refused {
-        Refused::Other(e.into())
-    }
-}
-
-fn fetch(mut stream: UnixStream, attempt: Attempt, token: String) -> Result<std::net::TcpListener, Refused> {
-    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
-    stream.set_write_timeout(Some(ANSWER_WITHIN))?;
-    let hello = Op::Hello { version: VERSION, attempt: attempt.0, token: Some(token) };
-    stream.write_all(&encode(&Request { seq: 1, op: hello }, &[]))?;
-    let mut prefix = [0; PREFIX];
-    stream.read_exact(&mut prefix)?;
-    let (length, head) = decode_prefix(prefix, MAX_FRAME_TO_HOST).map_err(io::Error::other)?;
-    let mut rest = vec![0; length];
-    stream.read_exact(&mut rest)?;
-    accepted(&rest[..head])?;
-
-    let ask = Op::Descriptors { what: Descriptors::Proxy };
-    stream.write_all(&encode(&Request { seq: 2, op: ask }, &[]))?;
-    let (frame, fds) = receive(&stream)?;
-    let head = frame.get(..PREFIX).and_then(|p| <[u8; PREFIX]>::try_from(p).ok());
-    let (_, head) = decode_prefix(head.ok_or(io::ErrorKind::UnexpectedEof)?, MAX_FRAME_TO_HOST)
-        .map_err(io::Error::other)?;
-    accepted(frame.get(PREFIX..PREFIX + head).ok_or(io::ErrorKind::UnexpectedEof)?)?;
-    let fd = fds.into_iter().next().ok_or_else(|| io::Error::other("no descriptor came"))?;
-    Ok(listening(fd)?)
 }
 
 /// What the guest passed is hostile until it is seen to be a listening TCP socket.
@@ -112,32 +76,6 @@ fn listening(fd: OwnedFd) -> io::Result<std::net::TcpListener> {
     let listener = std::net::TcpListener::from(fd);
     listener.set_nonblocking(true)?;
     Ok(listener)
-}
-
-fn accepted(head: &[u8]) -> Result<(), Refused> {
-    match serde_json::from_slice::<Reply>(head)?.answer {
-        Answer::Error { kind: Fault::Stale, message } => Err(Refused::Stale(message)),
-        Answer::Error { message, .. } => Err(Refused::Other(io::Error::other(message))),
-        _ => Ok(()),
-    }
-}
-
-fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
-    let mut data = vec![0; ANSWER_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let slices = &mut [IoSliceMut::new(&mut data)];
-    let got = recvmsg(stream.as_fd(), slices, &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
-    data.truncate(got);
-    let fds = control
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(fds) => Some(fds.collect::<Vec<_>>()),
-            _ => None,
-        })
-        .flatten()
-        .collect();
-    Ok((data, fds))
 }
 
 #[cfg(test)]
@@ -159,6 +97,22 @@ mod tests {
         std::fs::remove_file(run.join(SOCKET_NAME)).unwrap();
         let _guest = std::os::unix::net::UnixListener::bind(run.join(SOCKET_NAME)).unwrap();
         assert!(open(&run).is_ok());
+    }
+
+    /// Whatever runs inside can put its own socket there, and never take a connection.
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_takes_no_connection_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let deaf = crate::local::link::tests::deaf(&dir.path().join(SOCKET_NAME));
+        let greet = || guest(dir.path(), Attempt(1), "token");
+        assert_eq!(greet().await.err().unwrap().kind, ErrorKind::Timeout);
+        assert_eq!(greet().await.err().unwrap().kind, ErrorKind::Unavailable);
+        let id = SandboxId::new("deaf").unwrap();
+        let refused = proxy_listener(&id, dir.path(), Attempt(1), "token").await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Unavailable, "{refused}");
+        // Nobody listens: it may only not have begun.
+        drop(deaf);
+        assert_eq!(greet().await.err().unwrap().kind, ErrorKind::NotFound);
     }
 
     #[test]

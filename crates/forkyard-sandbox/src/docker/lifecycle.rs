@@ -326,7 +326,8 @@ impl Inner {
             None => None,
             Some(factory) => {
                 let run = self.home.run(&record.id);
-                let listener = connect::proxy_listener(&run, record.attempt, &record.token).await?;
+                let listener =
+                    connect::proxy_listener(&record.id, &run, record.attempt, &record.token).await?;
                 let limit = record.spec.limits.network_bytes_per_s;
                 Some(factory.serve(&record.id, &record.spec.network, limit, listener)?)
             }
@@ -508,23 +509,29 @@ impl Inner {
     }
 
     /// Finds what nobody works at any more: unfinished containers and folders of makers that are gone, sandboxes long past their
-    /// deadline, volumes of neither.
+    /// deadline, volumes of neither. What can't be removed keeps nothing else; the first error is told at the end.
     pub(super) async fn sweep(&self) -> Result<()> {
         let now = now();
-        self.home.sweep_staged()?;
-        image::sweep(&self.docker, &self.home, Duration::ZERO).await?;
-        self.sweep_ready().await?;
+        let mut left = Left { live: BTreeSet::new(), done: Ok(()) };
+        left.note(None, self.home.sweep_staged());
+        left.note(None, image::sweep(&self.docker, &self.home, Duration::ZERO).await.map(drop));
+        left.note(None, self.sweep_ready().await);
         // Before anything else: whose volume is seen now has a container or a folder that is seen below.
         let filters = container::owner_filter(&self.owner);
         let options = ListVolumesOptionsBuilder::default().filters(&filters).build();
         let found = self.docker.list_volumes(Some(options)).await.map_err(|e| translate("volumes", &e))?;
         let containers = self.containers().await?;
-        let mut live = BTreeSet::new();
         for container in &containers {
             let labels = container.labels.clone().unwrap_or_default();
             let id = labels.get(LABEL_ID).and_then(|id| SandboxId::new(id.clone()).ok());
             // Whoever made a sandbox of the container counts, not who started it.
-            let record = id.as_ref().map(|id| self.home.read(id)).transpose()?.flatten();
+            let record = match id.as_ref().map(|id| self.home.read(id)).transpose() {
+                Ok(record) => record.flatten(),
+                Err(e) => {
+                    left.note(id, Err(e));
+                    continue;
+                }
+            };
             let made = Timestamp(u64::try_from(container.created.unwrap_or(0)).unwrap_or(0) * 1000);
             let made = record.as_ref().map_or(made, |r| r.created_at);
             let maker = record.as_ref().map(|r| &r.maker).or(labels.get(LABEL_MAKER));
@@ -539,38 +546,57 @@ impl Inner {
                         info.status == SandboxStatus::Dead && now.since(info.deadline).0 > DEAD_FOR_MS
                     });
                     if unfinished || over {
-                        self.destroy(&id).await?;
+                        let done = self.destroy(&id).await;
+                        left.note(Some(id), done);
                     } else {
-                        live.insert(id.to_string());
+                        left.live.insert(id);
                     }
                 }
                 // An image was being prepared.
                 None if old => {
                     let id = container.id.clone().unwrap_or_default();
                     let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
-                    gone_is_ok(&id, self.docker.remove_container(&id, Some(options)).await)?;
+                    let done = self.docker.remove_container(&id, Some(options)).await;
+                    left.note(None, gone_is_ok(&id, done));
                 }
                 None => {}
             }
         }
         for id in self.home.known()? {
-            let young = self
-                .home
-                .read(&id)?
-                .is_some_and(|r| record::is_at_work(&r.maker) && now.since(r.created_at).0 < ORPHAN_AFTER_MS);
-            if young {
-                live.insert(id.to_string());
-            } else if !live.contains(self.home.made_as(&id).as_str()) {
-                self.destroy(&id).await?;
+            let made_as = self.home.made_as(&id);
+            let is_young =
+                |r: Record| record::is_at_work(&r.maker) && now.since(r.created_at).0 < ORPHAN_AFTER_MS;
+            match self.home.read(&id).map(|record| record.is_some_and(is_young)) {
+                _ if left.live.contains(&made_as) => {}
+                Ok(true) => _ = left.live.insert(id),
+                Ok(false) => left.note(Some(made_as), self.destroy(&id).await),
+                Err(e) => left.note(Some(made_as), Err(e)),
             }
         }
         for volume in found.volumes.unwrap_or_default() {
             let id = volume.labels.get(LABEL_ID).and_then(|id| SandboxId::new(id.clone()).ok());
-            if let Some(id) = id.filter(|id| !live.contains(id.as_str())) {
-                self.destroy(&id).await?;
+            if let Some(id) = id.filter(|id| !left.live.contains(id)) {
+                let done = self.destroy(&id).await;
+                left.note(Some(id), done);
             }
         }
-        Ok(())
+        left.done
+    }
+}
+
+/// What a sweep leaves where it is.
+struct Left {
+    live: BTreeSet<SandboxId>,
+    done: Result<()>,
+}
+
+impl Left {
+    /// What could not be removed is there still, and is not tried again by another of its parts.
+    fn note(&mut self, made_as: Option<SandboxId>, done: Result<()>) {
+        let Err(e) = done else { return };
+        tracing::warn!(sandbox = made_as.as_ref().map(SandboxId::as_str), error = %e, "a leftover stays");
+        self.live.extend(made_as);
+        self.done = std::mem::replace(&mut self.done, Ok(())).and(Err(e));
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reaching a sandbox's guest and its process from any process of the owner.
 
-use std::io::{Read, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,6 +11,7 @@ use forkyard_guest::protocol::{
     Answer, MAX_FRAME_TO_HOST, Op, PREFIX, Reply, Request, VERSION, decode_prefix, encode,
 };
 use rustix::fs::{Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::fd::{self, Messages};
@@ -31,7 +32,7 @@ pub struct SocketPath {
 }
 
 impl SocketPath {
-    pub fn new(dir: &Path) -> std::io::Result<SocketPath> {
+    pub fn new(dir: &Path) -> io::Result<SocketPath> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(dir, flags, Mode::empty())?;
         let path = format!("/proc/self/fd/{}/ctl", fd.as_raw_fd());
@@ -43,9 +44,21 @@ fn ended(id: &SandboxId) -> SandboxError {
     SandboxError::ended(id)
 }
 
+/// Without waiting for one that takes no connections, which may be for ever: that is `WouldBlock`. Non-blocking from then on.
+pub fn connect_now(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
 pub fn connect(id: &SandboxId, dir: &Path) -> Result<UnixStream> {
     let path = SocketPath::new(dir).map_err(|_| ended(id))?;
-    UnixStream::connect(&path.path).map_err(|_| ended(id))
+    connect_now(Path::new(&path.path)).map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock => unavailable(format!("sandbox {id} takes no connections"))
+            .hint(format!("remove it: forkyard sandbox rm {id}")),
+        _ => ended(id),
+    })
 }
 
 pub fn is_alive(meta: &Meta) -> bool {
@@ -72,17 +85,12 @@ pub async fn kill(meta: &Meta) -> Result<()> {
 }
 
 /// Ends a sandbox whose maker did not write down what it made.
-pub async fn shut_down_unknown(dir: &Path) {
-    let Ok(path) = SocketPath::new(dir) else { return };
-    let Ok(mut stream) = UnixStream::connect(&path.path) else { return };
+pub async fn shut_down_unknown(id: &SandboxId, dir: &Path) {
+    let Ok(line) = connect(id, dir).and_then(|stream| Line::new(id, stream)) else { return };
     // No attempt is newer than this one.
-    let hello = Op::Hello { version: VERSION, attempt: u32::MAX, token: None };
-    let _ = stream.set_write_timeout(Some(ANSWER_WITHIN));
-    let _ = stream.set_read_timeout(Some(ANSWER_WITHIN));
-    let _ = stream.write_all(&encode(&Request { seq: 1, op: hello }, &[]));
-    let _ = stream.write_all(&encode(&Request { seq: 2, op: Op::Shutdown }, &[]));
-    let mut rest = Vec::new();
-    let _ = tokio::task::spawn_blocking(move || stream.read_to_end(&mut rest)).await; // until it closes
+    let _ = line.greet(Attempt(u32::MAX), None).await;
+    // Also to one that is late with its answer: it comes to this too.
+    let _ = line.ask(Op::Shutdown, Vec::new()).await; // until it closes
 }
 
 /// A connection of its own for what goes with descriptors, one question at a time.
@@ -99,12 +107,18 @@ impl AsFd for Line {
 
 impl Line {
     pub async fn open(id: &SandboxId, dir: &Path, attempt: Attempt) -> Result<Line> {
-        let stream = connect(id, dir)?;
-        stream.set_nonblocking(true).map_err(unavailable)?;
-        let line = Line { id: id.clone(), messages: Messages::new(stream.into()).map_err(unavailable)? };
-        let hello = Op::Hello { version: VERSION, attempt: attempt.0, token: None };
-        line.ask(hello, Vec::new()).await?;
+        let line = Line::new(id, connect(id, dir)?)?;
+        line.greet(attempt, None).await?;
         Ok(line)
+    }
+
+    /// Over what [`connect_now`] made. The guest has to be greeted first.
+    pub fn new(id: &SandboxId, stream: UnixStream) -> Result<Line> {
+        Ok(Line { id: id.clone(), messages: Messages::new(stream.into()).map_err(unavailable)? })
+    }
+
+    pub async fn greet(&self, attempt: Attempt, token: Option<String>) -> Result<()> {
+        self.ask(Op::Hello { version: VERSION, attempt: attempt.0, token }, Vec::new()).await.map(drop)
     }
 
     /// Nothing starts and nothing is written until `Thaw`, or until every holder of this line has closed it.
@@ -129,7 +143,7 @@ impl Line {
             let (length, head) = prefix(&frame)?;
             let reply = frame.get(PREFIX..PREFIX + head).filter(|_| frame.len() == PREFIX + length);
             let reply: Reply = serde_json::from_slice(reply.unwrap_or_default())?;
-            std::io::Result::Ok((reply.answer, fds))
+            io::Result::Ok((reply.answer, fds))
         };
         let asked = tokio::time::timeout(within, ask).await.unwrap_or_else(|late| Err(late.into()));
         match asked
@@ -141,8 +155,35 @@ impl Line {
     }
 }
 
-fn prefix(frame: &[u8]) -> std::io::Result<(usize, usize)> {
+fn prefix(frame: &[u8]) -> io::Result<(usize, usize)> {
     let bytes = frame.get(..PREFIX).and_then(|p| p.try_into().ok());
-    let bytes = bytes.ok_or(std::io::ErrorKind::UnexpectedEof)?;
-    decode_prefix(bytes, MAX_FRAME_TO_HOST).map_err(std::io::Error::other)
+    let bytes = bytes.ok_or(io::ErrorKind::UnexpectedEof)?;
+    decode_prefix(bytes, MAX_FRAME_TO_HOST).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Listens, and takes no connection. The first that comes waits, for the others there is no room.
+    pub fn deaf(path: &Path) -> OwnedFd {
+        let listener = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        listener
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_takes_no_connection_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let id = SandboxId::new("deaf").unwrap();
+        let _deaf = deaf(&dir.path().join("ctl"));
+        let first = Line::open(&id, dir.path(), Attempt(1)).await.err().unwrap();
+        assert_eq!(first.kind, ErrorKind::Unavailable, "{first}");
+        let second = Line::open(&id, dir.path(), Attempt(1)).await.err().unwrap();
+        assert!(second.is_retryable() && second.hint.is_some(), "{second}");
+        shut_down_unknown(&id, dir.path()).await;
+        let gone = connect(&id, &dir.path().join("none")).unwrap_err();
+        assert_eq!(gone.kind, ErrorKind::NotFound, "{gone}");
+    }
 }

@@ -13,7 +13,7 @@ mod fd;
 mod host_dirs;
 mod image;
 mod kernel;
-mod link;
+pub(crate) mod link;
 mod quota;
 mod sandbox;
 mod skeleton;
@@ -193,7 +193,7 @@ impl Inner {
         let dir = self.state.sandbox(id);
         match &meta {
             Some(meta) => link::kill(meta).await?,
-            None => link::shut_down_unknown(&dir).await,
+            None => link::shut_down_unknown(id, &dir).await,
         }
         // While there is a folder by which to find it again.
         let project = match &meta {
@@ -363,9 +363,9 @@ impl Provider for LocalProvider {
     }
 
     async fn sweep(&self) -> Result<()> {
-        self.inner.sweep().await?;
+        let swept = self.inner.sweep().await;
         self.settle().await;
-        Ok(())
+        swept
     }
 
     async fn settle(&self) {

@@ -78,44 +78,54 @@ impl Inner {
         }));
     }
 
+    /// What can't be removed keeps nothing else; the first that went wrong is told at the end.
     pub(super) async fn sweep(self: &Arc<Self>) -> Result<()> {
         let mut groups = self.cgroups.left(self.state.tag());
         let mut skeletons = BTreeSet::new();
+        let mut swept = Ok(());
         for id in self.state.sandboxes()? {
             let groups = groups.remove(id.as_str()).unwrap_or_default();
             let known = self.state.load(&id).ok().flatten();
             skeletons.extend(known.into_iter().map(|meta| meta.skeleton));
-            let Some(_lock) = self.state.try_lock(id.as_str())? else { continue };
-            match self.state.load(&id) {
-                Ok(Some(meta)) if is_over(&meta) => {
-                    self.end(&id, Some(meta)).await?;
-                    self.remove_groups(groups);
-                }
-                Ok(Some(meta)) => {
-                    self.remove_groups(
-                        groups.into_iter().filter(|dir| !meta.cgroups.contains(dir)).collect(),
-                    );
-                    self.tidy(&meta)?;
-                }
-                // Its maker did not live to finish it.
-                Ok(None) => {
-                    self.end(&id, None).await?;
-                    self.remove_groups(groups);
-                }
-                Err(e) => tracing::warn!(sandbox = %id, error = %e, "state of a sandbox can't be read"),
+            let done = self.sweep_sandbox(&id, groups).await;
+            if let Err(e) = &done {
+                tracing::warn!(sandbox = %id, error = %e, "a leftover stays");
             }
+            swept = swept.and(done);
         }
         for (id, groups) in groups {
             let Some(_lock) = self.state.try_lock(&id)? else { continue };
             cgroup::remove(&groups).await;
         }
         self.cgroups.remove_abandoned(self.state.tag());
-        self.sweep_parts("snapshots", "snapshot.")?;
-        self.sweep_parts("images", "image.")?;
-        self.sweep_layers()?;
-        self.sweep_skeletons(&skeletons)?;
+        // Each is done, whatever became of the one before.
+        swept = swept.and(self.sweep_parts("snapshots", "snapshot."));
+        swept = swept.and(self.sweep_parts("images", "image."));
+        swept = swept.and(self.sweep_layers());
+        swept = swept.and(self.sweep_skeletons(&skeletons));
         for path in self.state.trashed()? {
             self.remove_later(path);
+        }
+        swept
+    }
+
+    async fn sweep_sandbox(self: &Arc<Self>, id: &SandboxId, groups: Vec<PathBuf>) -> Result<()> {
+        let Some(_lock) = self.state.try_lock(id.as_str())? else { return Ok(()) };
+        match self.state.load(id) {
+            Ok(Some(meta)) if is_over(&meta) => {
+                self.end(id, Some(meta)).await?;
+                self.remove_groups(groups);
+            }
+            Ok(Some(meta)) => {
+                self.remove_groups(groups.into_iter().filter(|dir| !meta.cgroups.contains(dir)).collect());
+                self.tidy(&meta)?;
+            }
+            // Its maker did not live to finish it.
+            Ok(None) => {
+                self.end(id, None).await?;
+                self.remove_groups(groups);
+            }
+            Err(e) => tracing::warn!(sandbox = %id, error = %e, "state of a sandbox can't be read"),
         }
         Ok(())
     }

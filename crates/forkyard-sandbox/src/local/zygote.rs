@@ -22,7 +22,8 @@ use crate::{ErrorKind, Result, SandboxError};
 /// The guest, built beside this library.
 pub static GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forkyard-guest"));
 
-/// Until the answer to a question, which is that a clone was made. One that takes longer is replaced.
+/// Until the answer to a question, which as a rule is that a clone was made. One that takes longer is replaced: it may be at a
+/// folder of the host's that never answers.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// The guest's task that sandboxes are cloned from.
@@ -135,6 +136,10 @@ fn offset_in_own_file(data: &'static [u8]) -> Option<u64> {
     // SAFETY: `look` has the right type, and `wanted` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(look), (&raw mut wanted).cast()) };
     wanted.offset
+}
+
+fn silent() -> SandboxError {
+    SandboxError::new(ErrorKind::Timeout, "the sandbox helper does not answer")
 }
 
 fn not_started(e: std::io::Error) -> SandboxError {
@@ -267,6 +272,20 @@ fn part_from(other: rustix::thread::Pid) {
     }
 }
 
+/// What a helper that was just started answers to its first message.
+async fn first_answer(
+    messages: &Messages,
+    first: &impl serde::Serialize,
+    fds: &[BorrowedFd<'_>],
+) -> Result<std::io::Result<(Vec<u8>, Vec<OwnedFd>)>> {
+    let text = serde_json::to_vec(first).expect("messages have string keys and no failing parts");
+    let asked = async {
+        messages.send(&text, fds).await?;
+        messages.receive().await
+    };
+    tokio::time::timeout(ANSWER_WITHIN, asked).await.map_err(|_| silent())
+}
+
 /// One question to a guest that was started for it; it ends with its answer.
 pub async fn ask_once<A: serde::Serialize>(
     task: &str,
@@ -275,13 +294,8 @@ pub async fn ask_once<A: serde::Serialize>(
 ) -> Result<(Vec<u8>, Vec<OwnedFd>)> {
     let (socket, theirs) = message_pair().map_err(|e| not_started(e.into()))?;
     let child = spawn_guest(task, theirs)?;
-    let text = serde_json::to_vec(ask).expect("messages have string keys and no failing parts");
-    let asked = async {
-        let messages = Messages::new(socket)?;
-        messages.send(&text, fds).await?;
-        messages.receive().await
-    };
-    let answer = asked.await;
+    let messages = Messages::new(socket).map_err(unavailable)?;
+    let answer = first_answer(&messages, ask, fds).await?;
     // It has answered or it is broken: either way it is at its end.
     child.end();
     answer.map_err(unavailable)
@@ -292,12 +306,7 @@ impl Zygote {
         let ahead = AHEAD.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         let Starting { socket, child } = ahead.map_or_else(Starting::here, Ok)?;
         let commands = Messages::new(socket).map_err(not_started)?;
-        let text = serde_json::to_vec(start).expect("messages have string keys and no failing parts");
-        let answer = async {
-            commands.send(&text, &[]).await?;
-            commands.receive().await
-        };
-        let answer = answer.await;
+        let answer = first_answer(&commands, start, &[]).await?;
         let mut zygote = Zygote {
             child: std::sync::Mutex::new(child.child()?),
             commands: Mutex::new(Commands { messages: commands, owed: 0 }),
@@ -340,7 +349,7 @@ impl Zygote {
         let Ok(answer) = answer else {
             // Another is started for the next question.
             self.child.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).give_up();
-            return Err(SandboxError::new(ErrorKind::Timeout, "the sandbox helper does not answer"));
+            return Err(silent());
         };
         let (answer, mut got) = answer.map_err(|_| gone())?;
         match serde_json::from_slice(&answer) {
@@ -560,26 +569,49 @@ mod tests {
         pids.iter().filter_map(|pid| std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()).collect()
     }
 
-    #[tokio::test]
-    async fn a_question_that_is_given_up_leaves_no_process() {
-        let asked = ask_once("trees", &"not a question yet", &[]);
-        // Once is enough for it to be started.
-        assert!(futures::poll!(Box::pin(asked)).is_pending());
-        let start = Start {
+    fn start_of_none() -> Start {
+        Start {
             state: "/nowhere".into(),
             become_id: None,
             binds: Vec::new(),
             skeleton: "none".into(),
             files: Vec::new(),
-        };
-        assert!(futures::poll!(Box::pin(Zygote::start(&start))).is_pending());
-        expect_sandboxes();
-        assert!(futures::poll!(Box::pin(Zygote::start(&start))).is_pending());
+        }
+    }
+
+    fn until_no_helper_is_left() {
         let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while !helpers().is_empty() {
             assert!(std::time::Instant::now() < until, "{:?}", helpers());
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_helper_that_never_answers_is_given_up() {
+        let (socket, _theirs) = message_pair().unwrap();
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let starting = Starting { socket, child: Spawned::Here(Helper(Some(child))) };
+        *AHEAD.lock().unwrap() = Some(starting);
+        let late = Zygote::start(&start_of_none()).await.err().unwrap();
+        assert_eq!(late.kind, ErrorKind::Timeout, "{late}");
+        until_no_helper_is_left();
+        // As of one that was started for one question.
+        let (socket, _theirs) = message_pair().unwrap();
+        let late = first_answer(&Messages::new(socket).unwrap(), &"never read", &[]).await.unwrap_err();
+        assert_eq!(late.kind, ErrorKind::Timeout, "{late}");
+    }
+
+    #[tokio::test]
+    async fn a_question_that_is_given_up_leaves_no_process() {
+        let asked = ask_once("trees", &"not a question yet", &[]);
+        // Once is enough for it to be started.
+        assert!(futures::poll!(Box::pin(asked)).is_pending());
+        let start = start_of_none();
+        assert!(futures::poll!(Box::pin(Zygote::start(&start))).is_pending());
+        expect_sandboxes();
+        assert!(futures::poll!(Box::pin(Zygote::start(&start))).is_pending());
+        until_no_helper_is_left();
     }
 
     #[test]

@@ -87,6 +87,7 @@ async fn a_sandbox_of_the_engine_from_birth_to_nothing() {
     lifecycle(&bench).await;
     snapshots(&bench).await;
     bad_input(&bench).await;
+    leftovers(&bench).await;
     assert_eq!(bench.left().await, (0, 0), "nothing is left");
     assert_eq!(std::fs::read_dir(bench.state.path().join("sandboxes")).unwrap().count(), 0);
 }
@@ -347,6 +348,26 @@ async fn bad_input(bench: &Bench) {
     assert_eq!(sh(&sandbox, "cat /mnt/v/f").await.1, "host");
     assert_ne!(sh(&sandbox, "echo x > /mnt/v/f").await.0, 0);
     provider.destroy(&id("vol")).await.unwrap();
+}
+
+/// Of makers that did not live to write down what they made: one that can't be removed keeps no other.
+async fn leftovers(bench: &Bench) {
+    let names = ["stuck", "u", "v", "w", "x", "y", "z"];
+    let sandboxes = bench.state.path().join("sandboxes");
+    let left = || names.into_iter().filter(|name| sandboxes.join(name).exists()).collect::<Vec<_>>();
+    for name in names {
+        std::fs::create_dir(sandboxes.join(name)).unwrap();
+    }
+    let mount = sandboxes.join("stuck/mount");
+    std::fs::create_dir(&mount).unwrap();
+    rustix::mount::mount_bind(&mount, &mount).unwrap();
+    let swept = bench.provider.sweep().await;
+    let still = left();
+    rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::DETACH).unwrap();
+    assert!(swept.unwrap_err().message.contains("stuck"));
+    assert_eq!(still, ["stuck"]);
+    bench.provider.sweep().await.unwrap();
+    assert!(left().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

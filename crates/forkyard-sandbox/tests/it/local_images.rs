@@ -229,7 +229,9 @@ async fn layers_may_be_compressed_with_zstd() {
             change(&mut packed);
             packed
         };
-        write_layout_for(&dir.path().join(name), &layers[1..2], "", &pack)
+        // Not one that is there already.
+        let layer = layer(&[(EntryType::Regular, name, "content")]);
+        write_layout_for(&dir.path().join(name), &[layer], "", &pack)
     };
     for (name, reference) in [
         ("early", damaged("early", &|packed| packed.truncate(packed.len() / 2))),

@@ -163,6 +163,32 @@ fn cycles_of_kills_as_an_ordinary_user() {
     as_ordinary_user("local_sweep::cycles_of_kills_leave_nothing");
 }
 
+/// As an ordinary user, who can be kept from moving a folder of its own.
+#[tokio::test]
+async fn what_can_not_be_removed_keeps_nothing_else() {
+    if rustix::process::geteuid().is_root() {
+        return as_ordinary_user("local_sweep::what_can_not_be_removed_keeps_nothing_else");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let folders = ["sandboxes/stuck", "sandboxes/a", "sandboxes/z", "layers/nobodys"];
+    for folder in folders {
+        std::fs::create_dir(dir.path().join(folder)).unwrap();
+    }
+    let part = dir.path().join("images/key.part1");
+    std::fs::write(&part, "").unwrap();
+    let stuck = dir.path().join(folders[0]);
+    let set = |mode| std::fs::set_permissions(&stuck, std::os::unix::fs::PermissionsExt::from_mode(mode));
+    set(0o500).unwrap();
+    let told = provider.sweep().await.unwrap_err();
+    assert!(told.message.contains("sandboxes/stuck"), "{told}");
+    let left: Vec<_> = folders.into_iter().filter(|folder| dir.path().join(folder).exists()).collect();
+    assert_eq!((left, part.exists()), (vec![folders[0]], false));
+    set(0o700).unwrap();
+    provider.sweep().await.unwrap();
+    assert_empty(dir.path());
+}
+
 #[tokio::test]
 async fn a_sandbox_past_its_deadline_goes_by_itself() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use forkyard_core::{Millis, SandboxId};
 use forkyard_sandbox::{Exec, ExecEvent, ExecRequest, ExecResult, Sandbox};
+use futures::FutureExt;
+use futures::future::Fuse;
 use serde_json::json;
 
 use super::shell::{PTY_OUTPUT, on_terminal, pty};
@@ -160,6 +162,8 @@ pub async fn run_inside(
         });
         let mut feeding = pin!(feed(&*control));
         let mut fed = !has_stdin;
+        // Beside the rest: a guest that hangs takes no signal, and the next one to us ends this all the same.
+        let mut passing = pin!(Fuse::terminated());
         let mut told: Option<Told> = None;
         let mut late = pin!(tokio::time::sleep(Duration::MAX));
         loop {
@@ -172,7 +176,7 @@ pub async fn run_inside(
                 word = signals.recv() => match told {
                     // What a ctrl-C means is the command's own business, once; it may have ended meanwhile.
                     None => {
-                        let _ = control.signal(word.signal()).await;
+                        passing.set(control.signal(word.signal()).fuse());
                         if word != Told::Int {
                             late.as_mut().reset(tokio::time::Instant::now() + ENDS_WITHIN);
                         }
@@ -180,6 +184,7 @@ pub async fn run_inside(
                     }
                     Some(_) => break Ok(Ended::Told(word)),
                 },
+                _ = &mut passing => {}
                 () = &mut late => break Ok(Ended::Told(told.unwrap_or(Told::Term))),
             }
         }

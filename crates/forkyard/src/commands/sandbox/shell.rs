@@ -1,4 +1,5 @@
 use std::io::{IsTerminal, Write};
+use std::pin::pin;
 
 use clap::Args;
 use forkyard_core::SandboxId;
@@ -68,6 +69,16 @@ pub async fn on_terminal(
     let mut resized = signal(SignalKind::window_change())?;
     let raw = Raw::enter()?;
     let mut keys = input();
+    // Beside the rest: a guest that hangs takes no key, and we end all the same when we are told to.
+    let mut typing = pin!(async {
+        loop {
+            tokio::select! {
+                // A shell that has ended meanwhile takes neither: its events say how it ended.
+                Some(Ok(typed)) = keys.recv() => drop(control.write_stdin(typed).await),
+                _ = resized.recv() => drop(control.resize(size()).await),
+            }
+        }
+    });
     let result = loop {
         tokio::select! {
             event = events.recv() => match event {
@@ -80,9 +91,7 @@ pub async fn on_terminal(
                 Some(Err(e)) => break Err(e.into()),
                 None => break Err(CliError::failure("the sandbox went away")),
             },
-            // A shell that has ended meanwhile takes neither: its events say how it ended.
-            Some(Ok(typed)) = keys.recv() => drop(control.write_stdin(typed).await),
-            _ = resized.recv() => drop(control.resize(size()).await),
+            () = &mut typing => {}
             word = signals.recv() => {
                 kill(&*control).await;
                 break Ok(Ended::Told(word));
