@@ -182,7 +182,9 @@ impl Server {
             Op::Thaw => {
                 // The quiet of another is not over because this one's would be.
                 if self.is_quiet_for(number) {
-                    if let Some(upper) = self.conns.get_mut(&number).and_then(|conn| conn.passed.take()) {
+                    let upper = self.conns.get_mut(&number).and_then(|conn| conn.passed.take());
+                    // In a container there are no layers to go on in.
+                    if let (Some(upper), None) = (upper, &self.config.token) {
                         self.watchdog.go_on_in(upper);
                     }
                     self.thaw();
