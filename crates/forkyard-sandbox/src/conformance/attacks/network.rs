@@ -15,6 +15,8 @@ fn has_egress(c: &Capabilities) -> bool {
 
 pub fn cases() -> Vec<Case> {
     let cases = vec![
+        attack!(the_rate_is_kept, [23], "More of the network than it may use, by two connections at once",
+            Harmless by "proxy: one bucket for a sandbox"),
         attack!(datagrams_and_lookups, [26], "A DNS tunnel, DNS over HTTPS, QUIC, names that carry data",
             Denied by "network namespace; proxy: allow-list, no lookup of a refused name"),
         attack!(closed_addresses, [27], "169.254.169.254, loopback, private and odd spellings, by name, number, IPv6 and NAT64",
@@ -52,6 +54,31 @@ async fn refused(stage: &Stage, sandbox: &Arc<dyn Sandbox>, authority: &str, why
     let host = host.trim_matches(['[', ']']);
     let seen = stage.reasons(sandbox, host);
     ensure!(seen.last().is_some_and(|r| why.contains(r)), "{authority}: {seen:?}, not {why:?}");
+    Ok(())
+}
+
+async fn the_rate_is_kept(ctx: &Ctx) -> CaseResult {
+    const RATE: u64 = 64 << 10;
+    const BODY: usize = 128 << 10;
+    let site = ctx.stage()?.origin("rate.test").await?;
+    let mut spec = SandboxSpec { network: site.allowed(""), ..ctx.spec.clone() };
+    spec.limits.network_bytes_per_s = Some(RATE);
+    let sandbox = ctx.sandbox_with(&spec).await?;
+    bring_probe(&sandbox).await?;
+    let (host, body) = (site.authority(), "x".repeat(BODY));
+    let post = format!(
+        "POST http://{host}/ HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}\r\n\r\n",
+        BODY + 4
+    );
+    let (one, other) = (to_proxy(&sandbox).await?, to_proxy(&sandbox).await?);
+    let begun = std::time::Instant::now();
+    let (one, other) = tokio::join!(say(one, &post), say(other, &post));
+    ensure!(one.ends_with("hello") && other.ends_with("hello"), "not answered: {one:?}, {other:?}");
+    // It takes four seconds, less what may go out at once. A slow machine takes longer.
+    let took = begun.elapsed().as_secs_f64();
+    ensure!(took >= 2.5, "{} bytes in {took} s", 2 * BODY);
+    let sent = sandbox.stats().await?.network_tx_bytes;
+    ensure!(sent >= 2 * BODY as u64, "only {sent} bytes are counted");
     Ok(())
 }
 
