@@ -18,6 +18,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::record::SOCKET_NAME;
+use crate::error::STALE_HINT;
 use crate::guest_client::GuestClient;
 use crate::{ErrorKind, Result, SandboxError};
 
@@ -58,7 +59,7 @@ pub async fn proxy_listener(run: &Path, attempt: Attempt, token: &str) -> Result
         .await
         .map_err(|e| SandboxError::new(ErrorKind::Unavailable, e.to_string()))?;
     fetched.map_err(|e| match e {
-        Refused::Stale(message) => SandboxError::new(ErrorKind::Stale, message),
+        Refused::Stale(message) => SandboxError::new(ErrorKind::Stale, message).hint(STALE_HINT),
         Refused::Other(e) => SandboxError::new(
             ErrorKind::Unavailable,
             format!("the guest does not pass its proxy socket: {e}"),
