@@ -1,6 +1,6 @@
 //! One error for all providers, by what the caller does with it.
 
-use forkyard_core::SandboxId;
+use forkyard_core::{Attempt, SandboxId};
 
 use crate::{Root, SandboxSpec};
 
@@ -36,6 +36,12 @@ pub struct SandboxError {
     pub hint: Option<String>,
 }
 
+/// For whoever was replaced.
+pub(crate) const STALE_HINT: &str = "its new owner goes on with it: leave it to that one, or attach again";
+/// Where a disk of this machine is full.
+pub(crate) const FULL_HINT: &str =
+    "the disk is full: `forkyard gc` frees what nothing needs; FORKYARD_HOME can lie on another";
+
 impl SandboxError {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         SandboxError { kind, message: message.into(), hint: None }
@@ -58,6 +64,16 @@ impl SandboxError {
         SandboxError::gone(id, "has ended").hint(format!(
             "`forkyard sandbox start {id}` works before its deadline, if it was not destroyed; else make another, with a longer --lifetime"
         ))
+    }
+    /// One that can't go on: it has no time left.
+    pub(crate) fn overdue(id: &SandboxId) -> Self {
+        SandboxError::gone(id, "has passed its deadline")
+            .hint("make another, from a snapshot of it if there is one, with a longer --lifetime")
+    }
+    /// Whose owner is now another one.
+    pub(crate) fn stale(id: &SandboxId, owner: Attempt, attempt: Attempt) -> Self {
+        let message = format!("attempt {owner} owns sandbox {id}, {attempt} is older");
+        SandboxError::new(ErrorKind::Stale, message).hint(STALE_HINT)
     }
     /// What a caller of `create` can do about what a provider said.
     pub(crate) fn of_create(self, spec: &SandboxSpec) -> Self {

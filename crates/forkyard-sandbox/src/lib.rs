@@ -4,6 +4,7 @@
 //! resolved inside the sandbox, by the guest, never by string checks on the host.
 
 pub mod bench;
+mod bounds;
 pub mod conformance;
 pub mod docker;
 pub mod egress;
@@ -15,6 +16,7 @@ pub mod here;
 pub mod local;
 pub mod owner;
 mod traits;
+mod volumes;
 
 use std::time::SystemTime;
 

@@ -262,13 +262,19 @@ fn egress(s: &Settings, inside: Option<&Inside>) -> Result<Arc<dyn EgressFactory
     Ok(Arc::new(EgressProxy::new(config)))
 }
 
+/// What no folder that a sandbox gets may hold: Forkyard's keys, store and logs, and whatever is power over an engine.
+fn private(s: &Settings) -> Vec<PathBuf> {
+    let socket = socket_path(s.docker_host.as_deref()).map(Path::to_path_buf);
+    std::iter::once(s.home.clone()).chain(socket).collect()
+}
+
 fn local(
     s: &Settings,
     env: &BTreeMap<String, String>,
     egress: Arc<dyn EgressFactory>,
 ) -> Result<Arc<dyn Provider>> {
     let home = env.get("HOME").map(PathBuf::from);
-    let options = LocalOptions { egress: Some(egress), home, ..LocalOptions::default() };
+    let options = LocalOptions { egress: Some(egress), home, private: private(s), ..LocalOptions::default() };
     let provider = LocalProvider::new(&s.home.join("sandboxes"), options);
     Ok(Arc::new(provider?))
 }
@@ -278,6 +284,7 @@ async fn docker(s: &Settings, egress: Arc<dyn EgressFactory>) -> Result<Arc<dyn 
         host: s.docker_host.clone(),
         egress: Some(egress),
         warm: s.docker_warm as usize,
+        private: private(s),
         ..DockerOptions::default()
     };
     Ok(Arc::new(DockerProvider::connect(&s.home.join("docker"), options).await?))

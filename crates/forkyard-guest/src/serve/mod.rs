@@ -27,6 +27,9 @@ pub use freezer::Freezer;
 pub use outbox::Outbox;
 pub use spawn::OomScore;
 
+/// Of a container's guest: whoever has it started gets to see it.
+const LEAST_MS: u64 = 1000;
+
 /// What a guest needs to know. In a local sandbox the zygote fills it in.
 pub struct Config {
     pub env: BTreeMap<String, String>,
@@ -67,6 +70,9 @@ pub fn run(config: Config) -> ! {
 struct ContainerConfig {
     token: String,
     lifetime_ms: u64,
+    /// When it ends, in milliseconds since 1970: a container that is started again has what is left.
+    #[serde(default)]
+    deadline: Option<u64>,
     attempt: u32,
     #[serde(default)]
     env: BTreeMap<String, String>,
@@ -78,6 +84,17 @@ struct ContainerConfig {
     /// The folder that holds everything a command can fill, and how much it may hold.
     #[serde(default)]
     disk: Option<(String, u64)>,
+}
+
+/// Never more than was left when it was started, except for who asked for less than an engine takes to start it.
+fn left(lifetime_ms: u64, deadline: Option<u64>, now: u64) -> u64 {
+    let left = deadline.map_or(lifetime_ms, |deadline| deadline.saturating_sub(now).min(lifetime_ms));
+    left.max(lifetime_ms.min(LEAST_MS))
+}
+
+fn since_1970() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Pid 1 of a container. Commands run as the same user, so that the guest is closed to them and owners show a token.
@@ -122,7 +139,7 @@ pub fn container(socket: &str) -> ExitCode {
     let most = u32::try_from(most).unwrap_or(u32::MAX);
     run(Config {
         env: config.env,
-        lifetime_ms: config.lifetime_ms,
+        lifetime_ms: left(config.lifetime_ms, config.deadline, since_1970()),
         attempt: config.attempt,
         token: Some(config.token),
         processes: config.processes.unwrap_or(most).min(most),
@@ -137,4 +154,19 @@ pub fn container(socket: &str) -> ExitCode {
         oom_score,
         landlock: false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::left;
+
+    #[test]
+    fn a_container_that_is_started_again_has_what_is_left() {
+        assert_eq!(left(60_000, Some(100_000), 40_000), 60_000);
+        assert_eq!(left(60_000, Some(100_000), 90_000), 10_000);
+        assert_eq!(left(60_000, Some(100_000), 10_000), 60_000, "a clock that was set back gives nothing");
+        assert_eq!(left(60_000, Some(100_000), 200_000), 1000);
+        assert_eq!(left(300, Some(300), 500), 300, "the engine took longer than that");
+        assert_eq!(left(60_000, None, 200_000), 60_000, "nobody's yet");
+    }
 }

@@ -73,21 +73,44 @@ async fn impossible_specifications(ctx: &Ctx) -> CaseResult {
     fn volume(host: &str, path: &str) -> Volume {
         Volume { host_path: host.into(), path: path.into(), writable: false }
     }
-    let wrong: [(&str, Change); 9] = [
+    let wrong: &[(&str, Change)] = &[
         ("a byte of memory", |s| s.limits.memory_bytes = 1),
         ("no CPU", |s| s.limits.cpus = 0.0),
         ("CPUs that are no number", |s| s.limits.cpus = f64::NAN),
         ("no process", |s| s.limits.processes = 0),
+        ("more memory than can be counted", |s| s.limits.memory_bytes = u64::MAX),
+        ("no disk", |s| s.limits.disk_bytes = 0),
+        ("more disk than can be counted", |s| s.limits.disk_bytes = u64::MAX),
+        ("more processes than there can be", |s| s.limits.processes = u32::MAX),
+        ("a rate of nothing", |s| s.limits.network_bytes_per_s = Some(0)),
         ("no lifetime", |s| s.lifetime = Lifetime(Millis(0))),
+        ("a lifetime without end", |s| s.lifetime = Lifetime(Millis(u64::MAX))),
+        ("too many labels", |s| s.labels.extend((0..65).map(|n| (format!("l{n}"), String::new())))),
+        ("too long a label", |s| drop(s.labels.insert("l".into(), "x".repeat(2000)))),
+        ("a variable without a name", |s| drop(s.env.insert(String::new(), "x".into()))),
+        ("a variable's name with =", |s| drop(s.env.insert("A=B".into(), "x".into()))),
+        ("a variable with a zero byte", |s| drop(s.env.insert("A".into(), "\0".into()))),
+        ("too long a variable", |s| drop(s.env.insert("A".into(), "x".repeat(65 << 10)))),
         ("a volume outside", |s| s.volumes.push(volume("/usr", "/mnt/../../v"))),
         ("a relative volume", |s| s.volumes.push(volume("usr", "/mnt/v"))),
         ("a volume over the root", |s| s.volumes.push(volume("/usr", "/"))),
+        ("a volume over the kernel's files", |s| s.volumes.push(volume("/usr", "/proc/v"))),
+        ("a volume over devices", |s| s.volumes.push(volume("/usr", "/dev"))),
+        ("a volume over Forkyard's own", |s| s.volumes.push(volume("/usr", "/.forkyard/run"))),
+        ("a volume in another", |s| s.volumes.extend(["/mnt", "/mnt/v"].map(|path| volume("/usr", path)))),
+        ("a volume of everything", |s| s.volumes.push(volume("/", "/mnt/v"))),
+        ("a volume of processes", |s| s.volumes.push(volume("/proc", "/mnt/v"))),
+        ("a volume of the kernel", |s| s.volumes.push(volume("/sys/kernel", "/mnt/v"))),
+        ("a volume of devices", |s| s.volumes.push(volume("/dev", "/mnt/v"))),
+        ("a volume of services", |s| s.volumes.push(volume("/run", "/mnt/v"))),
+        ("a file for a volume", |s| s.volumes.push(volume("/etc/passwd", "/mnt/v"))),
         ("a missing volume", |s| s.volumes.push(volume("/no/such/place", "/mnt/v"))),
     ];
     for (what, change) in wrong {
         let mut spec = ctx.spec.clone();
         change(&mut spec);
-        refused(ctx, what, &spec, &[ErrorKind::Invalid, ErrorKind::NotFound, ErrorKind::Denied]).await?;
+        let kind = if *what == "a missing volume" { ErrorKind::NotFound } else { ErrorKind::Invalid };
+        refused(ctx, what, &spec, &[kind]).await?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::{Case, CaseResult, Ctx, case, ensure, ensure_eq, sh};
-use crate::{ErrorKind, FileKind, GitExport, GlobRequest, GrepRequest, TreeEntry};
+use crate::{ErrorKind, FileKind, GitExport, GlobRequest, GrepRequest, SandboxSpec, TreeEntry, Volume};
 
 pub fn cases() -> Vec<Case> {
     vec![
@@ -18,7 +18,50 @@ pub fn cases() -> Vec<Case> {
         case!(grep_knows_gitignore),
         case!(git_export_finds_what_changed),
         case!(git_export_is_bounded),
+        case!(volumes_are_what_was_said, |c| c.volumes),
     ]
+}
+
+async fn volumes_are_what_was_said(ctx: &Ctx) -> CaseResult {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let dir = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o755)).tempdir()?;
+    let (shown, given) = (dir.path().join("shown"), dir.path().join("given"));
+    for folder in [&shown, &given] {
+        std::fs::create_dir(folder)?;
+        std::fs::write(folder.join("file"), "from outside")?;
+        // Root's sandboxes are an ordinary user's, and so are folders that they may write to.
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(folder, Some(1000), Some(1000))?;
+            std::os::unix::fs::chown(folder.join("file"), Some(1000), Some(1000))?;
+        }
+    }
+    let volume = |host: &std::path::Path, path: &str, writable| Volume {
+        host_path: host.display().to_string(),
+        path: path.into(),
+        writable,
+    };
+    let volumes = vec![volume(&shown, "/mnt/shown", false), volume(&given, "/mnt/given", true)];
+    let sandbox = ctx.sandbox_with(&SandboxSpec { volumes, ..ctx.spec.clone() }).await?;
+    ensure_eq!(sh(&sandbox, "cat /mnt/shown/file /mnt/given/file").await?.out, "from outsidefrom outside");
+    for attempt in ["echo x > /mnt/shown/file", "echo x > /mnt/shown/new", "rm -f /mnt/shown/file"] {
+        ensure!(sh(&sandbox, attempt).await?.result.exit_code != 0, "{attempt}: a read-only folder took it");
+    }
+    ensure_eq!(std::fs::read_to_string(shown.join("file"))?, "from outside");
+    ensure_eq!(std::fs::read_dir(&shown)?.count(), 1);
+    let wrote =
+        sh(&sandbox, "echo more >> /mnt/given/file && mkdir /mnt/given/d && echo new > /mnt/given/d/new")
+            .await?;
+    ensure_eq!((wrote.result.exit_code, wrote.err.as_str()), (0, ""));
+    ensure_eq!(std::fs::read_to_string(given.join("file"))?, "from outsidemore\n");
+    ensure_eq!(std::fs::read_to_string(given.join("d/new"))?, "new\n");
+    let owner = given.metadata()?;
+    for made in ["d", "d/new"] {
+        let made = given.join(made).metadata()?;
+        ensure_eq!((made.uid(), made.gid()), (owner.uid(), owner.gid()));
+    }
+    ctx.provider.destroy(sandbox.id()).await?;
+    ensure_eq!(std::fs::read_to_string(given.join("d/new"))?, "new\n");
+    Ok(())
 }
 
 async fn write_read_stat_list_remove(ctx: &Ctx) -> CaseResult {

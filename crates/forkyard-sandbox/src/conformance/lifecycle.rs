@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use forkyard_core::{Attempt, CallId, Millis, SandboxId};
 
-use super::{Case, CaseResult, Ctx, case, ensure, ensure_eq, run, sh};
-use crate::{ErrorKind, ExecRequest, Labels, Lifetime, LimitMeans, SandboxSpec, SandboxStatus};
+use super::{Case, CaseResult, Ctx, Failed, case, ensure, ensure_eq, run, sh};
+use crate::{ErrorKind, ExecRequest, Labels, Lifetime, LimitMeans, SandboxError, SandboxSpec, SandboxStatus};
 
 pub fn cases() -> Vec<Case> {
     vec![
         case!(create_is_idempotent),
         case!(destroy_twice_and_use_after),
         case!(list_by_label),
-        case!(impossible_limits_are_refused),
         case!(a_newer_attempt_takes_over, |c| c.attach && c.fencing),
         case!(calls_are_handed_over, |c| c.attach),
         case!(stop_keeps_files, |c| c.start_stop),
+        case!(a_start_does_not_move_the_deadline, |c| c.start_stop),
         case!(the_deadline_ends_it),
         case!(stats_and_health),
         case!(pause_and_resume, |c| c.pause),
@@ -62,36 +62,17 @@ async fn list_by_label(ctx: &Ctx) -> CaseResult {
     Ok(())
 }
 
-async fn impossible_limits_are_refused(ctx: &Ctx) -> CaseResult {
-    type Change = fn(&mut SandboxSpec);
-    let wrong: [Change; 5] = [
-        |s| s.limits.memory_bytes = 1,
-        |s| s.limits.cpus = 0.0,
-        |s| s.limits.cpus = f64::NAN,
-        |s| s.limits.processes = 0,
-        |s| s.lifetime = Lifetime(Millis(0)),
-    ];
-    let before = ctx.provider.list(&Labels::new()).await?.len();
-    for change in wrong {
-        let mut spec = ctx.spec.clone();
-        change(&mut spec);
-        let error = ctx.provider.create(&ctx.id(), Attempt(1), &spec).await.map(drop).err();
-        ensure_eq!(error.map(|e| e.kind), Some(ErrorKind::Invalid));
-    }
-    ensure_eq!(ctx.provider.list(&Labels::new()).await?.len(), before);
-    Ok(())
-}
-
 async fn a_newer_attempt_takes_over(ctx: &Ctx) -> CaseResult {
     let old = ctx.sandbox().await?;
     let new = ctx.other.attach(old.id(), Attempt(2)).await?;
-    ensure_eq!(
-        old.exec(ExecRequest::new(["true"])).await.map(drop).err().map(|e| e.kind),
-        Some(ErrorKind::Stale)
-    );
-    ensure_eq!(old.read_file("/etc/passwd", 0, 1).await.err().map(|e| e.kind), Some(ErrorKind::Stale));
-    let back = ctx.provider.attach(old.id(), Attempt(1)).await.map(drop);
-    ensure_eq!(back.err().map(|e| e.kind), Some(ErrorKind::Stale));
+    let stale = |what: &str, error: Option<SandboxError>| {
+        ensure_eq!((what, error.as_ref().map(|e| e.kind)), (what, Some(ErrorKind::Stale)));
+        ensure!(error.as_ref().is_some_and(|e| e.hint.is_some()), "{what}: no fix in {error:?}");
+        Ok::<_, Failed>(())
+    };
+    stale("a command", old.exec(ExecRequest::new(["true"])).await.map(drop).err())?;
+    stale("a file", old.read_file("/etc/passwd", 0, 1).await.err())?;
+    stale("an attach", ctx.provider.attach(old.id(), Attempt(1)).await.map(drop).err())?;
     ensure_eq!(new.info().await?.attempt, Attempt(2));
     ensure_eq!(sh(&new, "echo works").await?.out, "works\n");
     Ok(())
@@ -129,6 +110,11 @@ async fn stop_keeps_files(ctx: &Ctx) -> CaseResult {
     let id = sandbox.id().clone();
     sh(&sandbox, "echo kept > file; echo tmp > /tmp/file").await?;
     ctx.provider.stop(&id).await?;
+    let older = ctx.other.start(&id, Attempt(0)).await.map(drop).err();
+    ensure!(
+        older.is_some_and(|e| e.kind == ErrorKind::Stale && e.hint.is_some()),
+        "an older attempt starts it"
+    );
     let listed = ctx.provider.list(&Labels::new()).await?.into_iter().find(|i| i.id == id);
     ensure_eq!(listed.map(|i| i.status), Some(SandboxStatus::Stopped));
     ensure_eq!(
@@ -139,6 +125,40 @@ async fn stop_keeps_files(ctx: &Ctx) -> CaseResult {
     ensure_eq!(sh(&back, "cat file /tmp/file").await?.out, "kept\ntmp\n");
     ensure_eq!(back.info().await?.status, SandboxStatus::Running);
     Ok(())
+}
+
+async fn a_start_does_not_move_the_deadline(ctx: &Ctx) -> CaseResult {
+    let refused = async |id: &SandboxId| {
+        let error = ctx.other.start(id, Attempt(3)).await.map(drop).err();
+        ensure_eq!(error.as_ref().map(|e| e.kind), Some(ErrorKind::NotFound));
+        ensure!(error.as_ref().is_some_and(|e| e.hint.is_some()), "no fix in {error:?}");
+        Ok::<_, Failed>(())
+    };
+    let lives = |ms| SandboxSpec { lifetime: Lifetime(Millis(ms)), ..ctx.spec.clone() };
+    let long = ctx.sandbox().await?;
+    let before = long.info().await?.deadline;
+    ctx.provider.stop(long.id()).await?;
+    let back = ctx.other.start(long.id(), Attempt(2)).await?;
+    ensure_eq!(back.info().await?.deadline, before);
+    // One that is stopped when its time is over, and one that ends by it.
+    let (stopped, dead) = (ctx.sandbox_with(&lives(2000)).await?, ctx.sandbox_with(&lives(1500)).await?);
+    let over = stopped.info().await?.deadline.max(dead.info().await?.deadline);
+    ctx.provider.stop(stopped.id()).await?;
+    while crate::now() <= over || dead.exec(ExecRequest::new(["true"])).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    refused(stopped.id()).await?;
+    let limit = tokio::time::Instant::now() + Duration::from_secs(30);
+    loop {
+        match ctx.provider.list(&Labels::new()).await?.into_iter().find(|i| i.id == *dead.id()) {
+            Some(info) if info.status == SandboxStatus::Running => {
+                ensure!(tokio::time::Instant::now() < limit, "it runs on");
+            }
+            Some(_) | None => break,
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    refused(dead.id()).await
 }
 
 async fn the_deadline_ends_it(ctx: &Ctx) -> CaseResult {

@@ -1,6 +1,8 @@
 //! From a specification to the engine's terms: pure, so that what hardens a container can be read and tested in one place.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use bollard::models::{
     ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, Mount, MountType, MountVolumeOptions,
@@ -10,7 +12,9 @@ use forkyard_core::SandboxId;
 
 use super::record::{Record, SOCKET_NAME};
 use super::warm::WARM_LABEL;
-use crate::{Achieved, ErrorKind, LimitMeans, Result, SandboxError, SandboxInfo, SandboxSpec};
+use crate::{
+    Achieved, ErrorKind, LimitMeans, Result, SandboxError, SandboxInfo, SandboxSpec, Volume, bounds, volumes,
+};
 
 pub const WORKSPACE: &str = "/workspace";
 pub const HOME_DIR: &str = "/home/user";
@@ -35,6 +39,9 @@ pub const LABEL_MAKER: &str = "dev.forkyard.maker";
 /// The caller's own labels, below this.
 const LABEL_USER: &str = "dev.forkyard.label.";
 
+/// Mounted by the engine itself.
+const ENGINES_FILES: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
+const SCRATCH_DIRS: [&str; 2] = ["/run", "/var/tmp"];
 /// Of each folder that is only there because programs expect to write to it; in memory and counted as such.
 const SCRATCH: &str = "rw,noexec,nosuid,nodev,mode=1777";
 const MAX_SCRATCH_BYTES: u64 = 64 << 20;
@@ -58,7 +65,6 @@ const MASKED: [&str; 11] = [
 const GUEST_PROCESSES: u32 = 32;
 /// Below it the kernel does not start a program.
 const MIN_MEMORY_BYTES: u64 = 6 << 20;
-const MIN_CPUS: f64 = 0.01;
 /// What the guest itself may leave behind on its way down; commands write into pipes.
 const LOG_BYTES: &str = "64k";
 
@@ -80,38 +86,12 @@ pub fn volume(owner: &str, id: &SandboxId, short: &str) -> String {
     format!("forkyard-{owner}-{id}-{short}")
 }
 
-/// Limits that can't be, said before anything is made.
+/// What can't be, said before anything is made.
 pub fn check(spec: &SandboxSpec) -> Result<()> {
-    let invalid = |what: String, hint: &str| Err(SandboxError::new(ErrorKind::Invalid, what).hint(hint));
-    let limits = &spec.limits;
-    if limits.memory_bytes < MIN_MEMORY_BYTES || i64::try_from(limits.memory_bytes).is_err() {
-        let what = format!("memory of {} bytes", limits.memory_bytes);
-        return invalid(what, "Docker gives a container at least 6 MiB");
-    }
-    if !limits.cpus.is_finite() || limits.cpus < MIN_CPUS || limits.cpus > 4096.0 {
-        return invalid(format!("{} CPUs", limits.cpus), "use a number from 0.01");
-    }
-    if limits.processes == 0 {
-        return invalid("0 processes".into(), "a command is a process: at least 1");
-    }
-    if spec.lifetime.0.0 == 0 {
-        return invalid(
-            "a lifetime of 0".into(),
-            "a sandbox ends by itself after its lifetime: at least 1 ms",
-        );
-    }
-    for volume in &spec.volumes {
-        for path in [&volume.host_path, &volume.path] {
-            if !path.starts_with('/') || path.split('/').any(|part| part == "..") {
-                return invalid(format!("volume path {path:?}"), "use absolute paths without ..");
-            }
-        }
-        if volume.path.starts_with("/.forkyard") || volume.path == "/" {
-            return invalid(format!("volume path {:?}", volume.path), "that place is taken");
-        }
-    }
+    bounds::check(spec, MIN_MEMORY_BYTES)?;
     if spec.labels.contains_key(WARM_LABEL) {
-        return invalid(format!("label {WARM_LABEL:?}"), "that one is Forkyard's own: use another");
+        return Err(SandboxError::new(ErrorKind::Invalid, format!("label {WARM_LABEL:?}"))
+            .hint("that one is Forkyard's own: use another"));
     }
     if spec.strict && achieved(spec).disk != LimitMeans::Kernel {
         return Err(SandboxError::new(
@@ -124,6 +104,55 @@ pub fn check(spec: &SandboxSpec) -> Result<()> {
         let message = "disk_image: Docker volumes are folders of the engine's own";
         return Err(SandboxError::new(ErrorKind::Unsupported, message)
             .hint("leave --disk-image out, or use the local provider"));
+    }
+    Ok(())
+}
+
+/// The volumes of a specification as they will be mounted. `files`: what every sandbox sees, by its path inside.
+pub fn volumes(spec: &SandboxSpec, private: &[PathBuf], files: &[(String, String)]) -> Result<Vec<Volume>> {
+    let checked = volumes::check(&spec.volumes, private)?;
+    // Nothing in these either: it would be a part of snapshots, and be unpacked over.
+    let whole = || {
+        files
+            .iter()
+            .map(|(_, inside)| inside.as_str())
+            .chain(ENGINES_FILES)
+            .chain(VOLUMES.map(|(dir, _)| dir))
+    };
+    for volume in &checked {
+        let path = Path::new(&volume.path);
+        let covered = whole().chain(SCRATCH_DIRS).find(|own| Path::new(own).starts_with(path));
+        if let Some(own) = covered.or_else(|| whole().find(|own| path.starts_with(own))) {
+            let message =
+                format!("volumes: nothing can be put on {}: {own} is the sandbox's own", volume.path);
+            return Err(
+                SandboxError::new(ErrorKind::Invalid, message).hint("use a path beside it, like /data")
+            );
+        }
+    }
+    Ok(checked)
+}
+
+/// Ids are the same inside and outside of a container, so that whose a folder is decides who can write to it.
+pub fn check_writable(volumes: &[Volume], (uid, gid): (u32, u32)) -> Result<()> {
+    for volume in volumes.iter().filter(|volume| volume.writable) {
+        let path = &volume.host_path;
+        let meta = std::fs::metadata(path)
+            .map_err(|e| SandboxError::new(ErrorKind::NotFound, format!("volumes: {path}: {e}")))?;
+        let bits = match (meta.uid() == uid, meta.gid() == gid) {
+            (true, _) => meta.mode() >> 6,
+            (false, true) => meta.mode() >> 3,
+            (false, false) => meta.mode(),
+        };
+        if bits & 0o3 != 0o3 {
+            let message = format!(
+                "volumes: {path} belongs to user {}, and a container's commands are user {uid}: they could not write there",
+                meta.uid()
+            );
+            return Err(SandboxError::new(ErrorKind::Unsupported, message).hint(format!(
+                "give it to them (chown {uid}:{gid} {path}), leave :rw out, or use the local provider, which shows it as theirs"
+            )));
+        }
     }
     Ok(())
 }
@@ -157,6 +186,8 @@ pub fn achieved(spec: &SandboxSpec) -> Achieved {
 struct GuestConfig<'a> {
     token: &'a str,
     lifetime_ms: u64,
+    /// None: it has one only from when it is a sandbox.
+    deadline: Option<u64>,
     attempt: u32,
     env: &'a BTreeMap<String, String>,
     proxy_port: Option<u16>,
@@ -177,6 +208,7 @@ pub fn body(
     let config = GuestConfig {
         token: &record.token,
         lifetime_ms: spec.lifetime.0.0,
+        deadline: (!spec.labels.contains_key(WARM_LABEL)).then_some(record.deadline.0),
         attempt: record.attempt.0,
         env,
         proxy_port: Some(crate::PROXY_ADDRESS.port()),
@@ -210,9 +242,7 @@ pub fn body(
         // Equal: no swap on top.
         memory_swap: i64::try_from(spec.limits.memory_bytes).ok(),
         nano_cpus: Some((spec.limits.cpus * 1e9) as i64),
-        tmpfs: Some(
-            ["/run", "/var/tmp"].map(|dir| (dir.to_string(), format!("{SCRATCH},size={scratch}"))).into(),
-        ),
+        tmpfs: Some(SCRATCH_DIRS.map(|dir| (dir.to_string(), format!("{SCRATCH},size={scratch}"))).into()),
         shm_size: i64::try_from(scratch).ok(),
         masked_paths: Some(MASKED.map(String::from).to_vec()),
         // Open files stay at the engine's own limit: a higher one may be refused by the host.
@@ -300,7 +330,7 @@ pub fn environment(
     image: &[String],
     proxy: BTreeMap<String, String>,
     spec: &SandboxSpec,
-) -> Result<BTreeMap<String, String>> {
+) -> BTreeMap<String, String> {
     let mut env: BTreeMap<String, String> =
         [("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), ("LANG", "C.UTF-8")]
             .map(|(k, v)| (k.to_string(), v.to_string()))
@@ -310,14 +340,62 @@ pub fn environment(
         env.insert(key.to_string(), value.to_string());
     }
     env.extend(proxy);
-    for (key, value) in &spec.env {
-        if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
-            let what = format!("{key:?} can't be a variable");
-            return Err(
-                SandboxError::new(ErrorKind::Invalid, what).hint("no = in a name, no zero byte at all")
-            );
+    env.extend(spec.env.clone());
+    env
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_sandbox_has_itself_is_not_covered() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = [("/host/file".to_string(), "/etc/ssl/certs/ca.crt".to_string())];
+        let at = |path: &str| {
+            let host_path = dir.path().display().to_string();
+            let volume = Volume { host_path, path: path.into(), writable: false };
+            volumes(&SandboxSpec { volumes: vec![volume], ..SandboxSpec::default() }, &[], &files)
+        };
+        for taken in [
+            "/workspace",
+            "/home",
+            "/home/user",
+            "/tmp",
+            "/run",
+            "/var",
+            "/etc",
+            "/etc/ssl",
+            "/etc/hosts/x",
+            "/workspace/data",
+        ] {
+            let refused = at(taken).unwrap_err();
+            assert_eq!((refused.kind, refused.hint.is_some()), (ErrorKind::Invalid, true), "{taken}");
         }
-        env.insert(key.clone(), value.clone());
+        for free in ["/data", "/home/other", "/run/x", "/etc/x", "/usr/share/x"] {
+            assert_eq!(at(free).unwrap()[0].path, free);
+        }
     }
-    Ok(env)
+
+    #[test]
+    fn a_folder_is_writable_for_whom_it_belongs_to() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let meta = dir.path().metadata().unwrap();
+        let (uid, gid) = (meta.uid(), meta.gid());
+        let can = |mode: u32, user| {
+            std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            let host_path = dir.path().display().to_string();
+            let one = |writable| [Volume { host_path: host_path.clone(), path: "/x".into(), writable }];
+            assert!(check_writable(&one(false), user).is_ok());
+            check_writable(&one(true), user).map_err(|e| (e.kind, e.hint.is_some()))
+        };
+        let no = Err((ErrorKind::Unsupported, true));
+        assert_eq!(can(0o700, (uid, gid + 1)), Ok(()));
+        assert_eq!(can(0o570, (uid, gid)), no);
+        assert_eq!(can(0o570, (uid + 1, gid)), Ok(()));
+        assert_eq!(can(0o755, (uid + 1, gid)), no);
+        assert_eq!(can(0o1777, (uid + 1, gid + 1)), Ok(()));
+        assert_eq!(can(0o776, (uid + 1, gid + 1)), no);
+    }
 }

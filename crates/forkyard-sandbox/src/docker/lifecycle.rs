@@ -46,7 +46,7 @@ const REMOVE_WITHIN: Duration = Duration::from_secs(30);
 const REMOVE_POLL: Duration = Duration::from_millis(50);
 /// Younger leftovers may be somebody's work under way.
 const ORPHAN_AFTER_MS: u64 = 10 * 60 * 1000;
-/// How long the leftovers of a sandbox that met its deadline stay for whoever still wants its files.
+/// How long the files of a sandbox that met its deadline, running or stopped, stay for whoever still wants its files.
 const DEAD_FOR_MS: u64 = 60 * 60 * 1000;
 /// Of the guest's last words.
 const MAX_LOG_BYTES: usize = 2048;
@@ -123,6 +123,9 @@ impl Inner {
             Found::Missing if !self.home.knows(id) => {}
             Found::Running | Found::Ended | Found::Unfinished | Found::Missing => self.destroy(id).await?,
         }
+        let volumes = container::volumes(spec, &self.private, &self.files)?;
+        container::check_writable(&volumes, self.user)?;
+        let spec = &SandboxSpec { volumes, ..spec.clone() };
         let (image, from) = match &spec.root {
             Root::Snapshot(snapshot) => {
                 let record = self.home.read_snapshot(snapshot)?.ok_or_else(|| {
@@ -153,7 +156,7 @@ impl Inner {
         };
         let egress = self.egress.as_ref().filter(|_| spec.network.has_proxy());
         let proxy = egress.map(|egress| egress.env(id, &spec.network)).unwrap_or_default();
-        let env = container::environment(&prepared.env, proxy, spec)?;
+        let env = container::environment(&prepared.env, proxy, spec);
         let made = async {
             let taken = match &kind {
                 Some(kind) => self.take(kind, &record, &env, from.as_ref()).await?,
@@ -221,7 +224,7 @@ impl Inner {
         let body = container::body(&self.owner, record, &info, image, self.user, env, &shared)?;
         let name = self.container(id);
         let options = CreateContainerOptionsBuilder::default().name(&name).build();
-        self.docker.create_container(Some(options), body).await.map_err(|e| translate(&name, &e))?;
+        self.docker.create_container(Some(options), body).await.map_err(|e| unstarted(&name, &e, record))?;
         Ok(())
     }
 
@@ -258,7 +261,7 @@ impl Inner {
     /// Starts a container that is there, and waits for its guest.
     pub(super) async fn begin(&self, record: &Record) -> Result<GuestClient> {
         let name = self.container(&record.id);
-        self.docker.start_container(&name, None).await.map_err(|e| translate(&name, &e))?;
+        self.docker.start_container(&name, None).await.map_err(|e| unstarted(&name, &e, record))?;
         let client = self.wait_for_guest(record).await?;
         // The socket is there: from now on nobody inside puts anything beside it.
         self.home.own_run(&record.id, 0, 0, 0o711)?;
@@ -456,11 +459,17 @@ impl Inner {
         }
         let mut record = self.record(id)?;
         if attempt < record.attempt {
-            let what = format!("attempt {} owns sandbox {id}, {attempt} is older", record.attempt);
-            return Err(SandboxError::new(ErrorKind::Stale, what));
+            return Err(SandboxError::stale(id, record.attempt, attempt));
+        }
+        if record.deadline <= now() {
+            return Err(SandboxError::overdue(id));
+        }
+        // The engine follows links anew each time, and a sandbox may have put one into a folder that it was given.
+        if container::volumes(&record.spec, &self.private, &self.files)? != record.spec.volumes {
+            let what = format!("volumes: a part of a path of sandbox {id} became a link");
+            return Err(SandboxError::new(ErrorKind::Denied, what).hint("put the folder back in its place"));
         }
         record.attempt = attempt;
-        record.deadline = now() + record.spec.lifetime.0;
         record.paused = false;
         self.home.write(&record)?;
         // The guest binds its socket anew, and an old one must not be taken for it.
@@ -543,7 +552,8 @@ impl Inner {
                     let unfinished = (created || self.home.is_unfinished(&id)) && old
                         || given_up && self.is_nobodys(&id)?;
                     let over = self.listed(container).is_some_and(|info| {
-                        info.status == SandboxStatus::Dead && now.since(info.deadline).0 > DEAD_FOR_MS
+                        matches!(info.status, SandboxStatus::Dead | SandboxStatus::Stopped)
+                            && now.since(info.deadline).0 > DEAD_FOR_MS
                     });
                     if unfinished || over {
                         let done = self.destroy(&id).await;
@@ -598,6 +608,15 @@ impl Left {
         self.live.extend(made_as);
         self.done = std::mem::replace(&mut self.done, Ok(())).and(Err(e));
     }
+}
+
+/// The image is there by now: no registry is to blame.
+fn unstarted(name: &str, fault: &bollard::errors::Error, record: &Record) -> SandboxError {
+    translate(name, fault).or_hint(if record.spec.volumes.is_empty() {
+        "the engine's own log says more, where it has one (journalctl -u docker)"
+    } else {
+        "is each volume's path inside a folder in the image, or nothing? try it without --volume"
+    })
 }
 
 pub fn info(record: &Record, status: SandboxStatus) -> SandboxInfo {

@@ -19,7 +19,7 @@ mod sandbox;
 mod snapshot;
 mod warm;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -52,6 +52,9 @@ pub struct DockerOptions {
     pub image: Option<String>,
     /// Without one, only the network mode `none` can be had.
     pub egress: Option<Arc<dyn EgressFactory>>,
+    /// Beside the state folder and the engine's socket: what no sandbox may see in a folder of the host, by itself or in one
+    /// around it.
+    pub private: Vec<PathBuf>,
     /// Containers that a process that stays keeps started for the next sandboxes, of each image with its limits.
     pub warm: usize,
 }
@@ -64,6 +67,8 @@ pub struct DockerProvider {
 struct Inner {
     docker: Docker,
     home: Home,
+    /// What no folder that a sandbox gets may hold or be in.
+    private: Vec<PathBuf>,
     /// Sets this install's containers apart from others' on the same engine.
     owner: String,
     image: String,
@@ -102,8 +107,11 @@ impl DockerProvider {
         let guest = utf8(&home.guest(crate::local::GUEST)?)?;
         // SAFETY: getegid and geteuid take nothing and can't fail.
         let user = if record::is_root() { ROOTS_USER } else { unsafe { (libc::geteuid(), libc::getegid()) } };
+        let socket = socket_path(options.host.as_deref()).map(Path::to_path_buf);
+        let private = options.private.into_iter().chain([home.root().to_path_buf()]).chain(socket).collect();
         let inner = Inner {
             docker,
+            private,
             owner: record::digest(home.root().as_os_str().as_encoded_bytes())[..12].to_string(),
             home,
             image: options.image.unwrap_or_else(|| DEFAULT_IMAGE.to_string()),

@@ -12,6 +12,7 @@ use std::time::SystemTime;
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::error::FULL_HINT;
 use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, SnapshotInfo, born};
 
 /// The guest's socket, inside the sandbox's run folder.
@@ -114,7 +115,8 @@ fn failed(what: &Path) -> impl FnOnce(io::Error) -> SandboxError {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::TooLarge,
             _ => ErrorKind::Unavailable,
         };
-        SandboxError::new(kind, format!("{}: {e}", what.display()))
+        let error = SandboxError::new(kind, format!("{}: {e}", what.display()));
+        if kind == ErrorKind::TooLarge { error.hint(FULL_HINT) } else { error }
     }
 }
 

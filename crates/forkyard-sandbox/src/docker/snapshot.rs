@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use super::container::VOLUMES;
 use super::record::{Home, SnapshotRecord};
+use crate::error::FULL_HINT;
 use crate::guest_client::GuestClient;
 use crate::{ErrorKind, ProviderKind, Result, SandboxError, SnapshotInfo};
 
@@ -42,7 +43,8 @@ fn failed(what: &str) -> impl FnOnce(io::Error) -> SandboxError {
             io::ErrorKind::NotFound => ErrorKind::NotFound,
             _ => ErrorKind::Unavailable,
         };
-        SandboxError::new(kind, format!("{what}: {e}"))
+        let error = SandboxError::new(kind, format!("{what}: {e}"));
+        if kind == ErrorKind::TooLarge { error.hint(FULL_HINT) } else { error }
     }
 }
 

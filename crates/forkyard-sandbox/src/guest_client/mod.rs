@@ -28,6 +28,7 @@ pub(crate) use figures::{Meter, health, network};
 pub(crate) use quiet::{QUIET_WITHIN, Quieted};
 
 use self::out::Out;
+use crate::error::STALE_HINT;
 use crate::{ErrorKind, Result, SandboxError};
 
 /// Frames of one request that wait to be taken: the window of output and the few that need no credit.
@@ -69,7 +70,8 @@ pub(crate) fn from_fault(kind: Fault, message: String) -> SandboxError {
         Fault::TooLarge => ErrorKind::TooLarge,
         Fault::Unavailable => ErrorKind::Unavailable,
     };
-    SandboxError::new(kind, message)
+    let error = SandboxError::new(kind, message);
+    if kind == ErrorKind::Stale { error.hint(STALE_HINT) } else { error }
 }
 
 fn unexpected(answer: &Answer) -> SandboxError {

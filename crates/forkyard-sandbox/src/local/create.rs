@@ -16,26 +16,16 @@ use super::link::{self, Line, SocketPath};
 use super::sandbox::LocalSandbox;
 use super::state::{self, Meta};
 use super::zygote::unavailable;
-use super::{Inner, disk, host_dirs, no_egress, status};
+use super::{Inner, disk, no_egress, status};
 use crate::guest_client::GuestClient;
 use crate::traits::Tie;
 use crate::{
-    Achieved, EgressHandle, ErrorKind, LimitMeans, Limits, PROXY_ADDRESS, Result, Root, Sandbox,
-    SandboxError, SandboxSpec, SandboxStatus, born, now,
+    Achieved, EgressHandle, ErrorKind, LimitMeans, PROXY_ADDRESS, Result, Root, Sandbox, SandboxError,
+    SandboxSpec, SandboxStatus, born, bounds, now, volumes,
 };
 
-/// Bounds of what makes sense; beyond them a number is a mistake.
+/// Least memory of a sandbox.
 const MIN_MEMORY: u64 = 4 << 20;
-const MIN_DISK: u64 = 1 << 20;
-const MIN_CPUS: f64 = 0.01;
-const MAX_CPUS: f64 = 4096.0;
-const MAX_PROCESSES: u32 = 1 << 20;
-const MAX_LIFETIME_MS: u64 = 366 * 24 * 3600 * 1000;
-const MAX_LABELS: usize = 64;
-const MAX_LABEL_BYTES: usize = 1024;
-/// Of names and values together: the environment of every command.
-const MAX_ENV_BYTES: usize = 64 << 10;
-
 /// Shared memory counts as memory and outlives who filled it, so a part must be left: else the kernel's next choice is the
 /// sandbox itself.
 const MAX_SHM: u64 = 512 << 20;
@@ -43,54 +33,6 @@ const MAX_SHM: u64 = 512 << 20;
 const USER_ID: u32 = 1000;
 /// Where programs are looked for in a root that does not say.
 const IMAGE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-
-fn invalid(message: impl Into<String>) -> SandboxError {
-    SandboxError::new(ErrorKind::Invalid, message)
-}
-
-fn check(spec: &SandboxSpec) -> Result<()> {
-    let Limits { memory_bytes, cpus, disk_bytes, processes, network_bytes_per_s } = spec.limits;
-    if memory_bytes < MIN_MEMORY {
-        return Err(
-            invalid(format!("limits.memory_bytes: {memory_bytes} is too small")).hint("use at least 4 MiB")
-        );
-    }
-    if !(MIN_CPUS..=MAX_CPUS).contains(&cpus) {
-        return Err(invalid(format!("limits.cpus: {cpus} is not possible")).hint("use 0.01 to 4096"));
-    }
-    if disk_bytes < MIN_DISK {
-        return Err(
-            invalid(format!("limits.disk_bytes: {disk_bytes} is too small")).hint("use at least 1 MiB")
-        );
-    }
-    if !(1..=MAX_PROCESSES).contains(&processes) {
-        return Err(
-            invalid(format!("limits.processes: {processes} is not possible")).hint("use 1 to 1048576")
-        );
-    }
-    check_account(processes, rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum)?;
-    if network_bytes_per_s == Some(0) {
-        return Err(
-            invalid("limits.network_bytes_per_s: 0 is not possible").hint("use the network mode `none`")
-        );
-    }
-    if !(1..=MAX_LIFETIME_MS).contains(&spec.lifetime.0.0) {
-        return Err(invalid(format!("lifetime: {} is not possible", spec.lifetime.0))
-            .hint("use more than nothing and at most 366 days: 30m, 2h, 7d"));
-    }
-    let too_long = |map: &BTreeMap<String, String>, max| map.iter().any(|(k, v)| k.len() + v.len() > max);
-    if spec.labels.len() > MAX_LABELS || too_long(&spec.labels, MAX_LABEL_BYTES) {
-        return Err(invalid("labels: there are more than 64, or one has more than 1024 bytes")
-            .hint("use at most 64 of at most 1024 bytes each"));
-    }
-    if let Some(name) = spec.env.keys().find(|name| name.is_empty() || name.contains(['=', '\0'])) {
-        return Err(invalid(format!("env: {name:?} is not the name of a variable")));
-    }
-    if spec.env.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>() > MAX_ENV_BYTES {
-        return Err(invalid("env: more than 64 KiB"));
-    }
-    Ok(())
-}
 
 /// A bound of this account can only be lowered: the kernel refuses to start any command under a higher one.
 fn check_account(processes: u32, bound: Option<u64>) -> Result<()> {
@@ -181,7 +123,11 @@ impl Inner {
         attempt: Attempt,
         spec: &SandboxSpec,
     ) -> Result<Arc<dyn Sandbox>> {
-        check(spec)?;
+        bounds::check(spec, MIN_MEMORY)?;
+        check_account(
+            spec.limits.processes,
+            rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum,
+        )?;
         if spec.network.has_proxy() && self.egress.is_none() {
             return Err(no_egress());
         }
@@ -222,7 +168,7 @@ impl Inner {
             };
             return Err(SandboxError::new(ErrorKind::Unsupported, message).hint(fix));
         }
-        let volumes = host_dirs::check_volumes(&spec.volumes, &self.state.root)?;
+        let volumes = volumes::check(&spec.volumes, &self.private)?;
         let Start { lower, host_trees, directory, image } = self.root_layers(id, &spec.root).await?;
         if let Some((private, tree)) = self.trees.exposed.as_ref().filter(|_| host_trees) {
             let what = format!("{} lies in {}, which sandboxes see", private.display(), tree.display());
@@ -293,10 +239,7 @@ impl Inner {
         }
         fence(&meta, attempt)?;
         if meta.deadline <= now() {
-            let message = format!("sandbox {id} has passed its deadline");
-            return Err(
-                SandboxError::new(ErrorKind::NotFound, message).hint("make a new one from a snapshot")
-            );
+            return Err(SandboxError::overdue(id));
         }
         self.remove_groups(std::mem::take(&mut meta.cgroups));
         self.repair(&mut meta)?;
@@ -310,7 +253,7 @@ impl Inner {
         match root {
             Root::Default => Ok(Start { host_trees: true, ..Start::default() }),
             Root::Directory(path) => {
-                let directory = Some(host_dirs::check_directory(path, &self.state.root)?);
+                let directory = Some(volumes::check_directory(path, &self.private)?);
                 Ok(Start { directory, ..Start::default() })
             }
             Root::Snapshot(snapshot) => {
@@ -547,8 +490,7 @@ impl Inner {
 
 fn fence(meta: &Meta, attempt: Attempt) -> Result<()> {
     if attempt < meta.attempt {
-        let message = format!("attempt {} owns sandbox {}, {attempt} is older", meta.attempt, meta.id);
-        return Err(SandboxError::new(ErrorKind::Stale, message));
+        return Err(SandboxError::stale(&meta.id, meta.attempt, attempt));
     }
     Ok(())
 }
@@ -573,6 +515,7 @@ fn listen(dir: &Path) -> Result<UnixListener> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Limits;
 
     #[test]
     fn a_bound_of_the_account_is_said_before_anything_is_made() {
@@ -585,10 +528,6 @@ mod tests {
 
     #[test]
     fn what_is_refused_can_be_put_right() {
-        let mut spec = SandboxSpec::default();
-        spec.lifetime.0.0 = 0;
-        let refused = check(&spec).unwrap_err();
-        assert!(refused.message.contains("lifetime") && refused.hint.unwrap().contains("more than nothing"));
         let spec = SandboxSpec {
             strict: true,
             limits: Limits { network_bytes_per_s: Some(1 << 20), ..SandboxSpec::default().limits },

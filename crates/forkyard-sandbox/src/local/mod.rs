@@ -58,13 +58,15 @@ pub struct LocalOptions {
     pub egress: Option<Arc<dyn EgressFactory>>,
     /// Where toolchains are looked for.
     pub home: Option<PathBuf>,
+    /// Beside the state folder: what no sandbox may see in a folder of the host, by itself or in one around it.
+    pub private: Vec<PathBuf>,
     /// Whose the sandboxes are when Forkyard runs as root.
     pub root_id: u32,
 }
 
 impl Default for LocalOptions {
     fn default() -> Self {
-        LocalOptions { egress: None, home: None, root_id: DEFAULT_ROOT_ID }
+        LocalOptions { egress: None, home: None, private: Vec::new(), root_id: DEFAULT_ROOT_ID }
     }
 }
 
@@ -79,6 +81,8 @@ struct Inner {
     egress: Option<Arc<dyn EgressFactory>>,
     cgroups: Cgroups,
     trees: HostTrees,
+    /// What no folder that a sandbox gets may hold or be in.
+    private: Vec<PathBuf>,
     /// Read-only, for every root.
     files: Vec<InsideFile>,
     /// The name of the lowest layer.
@@ -100,6 +104,7 @@ impl LocalProvider {
         let files = options.egress.as_ref().map(|egress| egress.files()).unwrap_or_default();
         let trees = detect::host_trees(options.home.as_deref(), state_dir);
         let inner = Inner {
+            private: options.private.into_iter().chain([state.root.clone()]).collect(),
             state,
             egress: options.egress,
             cgroups: Cgroups::detect(),

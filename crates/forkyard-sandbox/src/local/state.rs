@@ -33,6 +33,7 @@ use serde::{Deserialize, Serialize};
 
 use super::image::ImageConfig;
 use super::zygote::unavailable;
+use crate::error::FULL_HINT;
 use crate::{Achieved, ErrorKind, Labels, Limits, Result, SandboxError, SandboxSpec, SnapshotInfo};
 
 /// In the names of what is not finished, after its user: `USER.part…`.
@@ -127,9 +128,7 @@ pub fn io_error(what: &Path, e: &std::io::Error) -> SandboxError {
         Io::PermissionDenied => {
             error(ErrorKind::Denied).hint(format!("this user may not use it: `ls -ld {shown}` says who may"))
         }
-        Io::StorageFull | Io::QuotaExceeded => error(ErrorKind::TooLarge).hint(
-            "the disk is full: `forkyard gc` frees what nothing needs; FORKYARD_HOME can lie on another",
-        ),
+        Io::StorageFull | Io::QuotaExceeded => error(ErrorKind::TooLarge).hint(FULL_HINT),
         Io::ReadOnlyFilesystem => {
             error(ErrorKind::Denied).hint("it lies on a read-only disk: set FORKYARD_HOME to another folder")
         }

@@ -1,6 +1,7 @@
 //! The Docker provider against a real engine. One test starts one engine and asks everything of it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -76,7 +77,8 @@ pub async fn connect_warm(
     egress: Option<Arc<dyn forkyard_sandbox::EgressFactory>>,
     warm: usize,
 ) -> DockerProvider {
-    let options = DockerOptions { host: Some(daemon.host()), image: Some(IMAGE.into()), egress, warm };
+    let (host, image) = (Some(daemon.host()), Some(IMAGE.into()));
+    let options = DockerOptions { host, image, egress, warm, ..DockerOptions::default() };
     DockerProvider::connect(state, options).await.unwrap()
 }
 
@@ -88,6 +90,7 @@ async fn a_sandbox_of_the_engine_from_birth_to_nothing() {
     snapshots(&bench).await;
     bad_input(&bench).await;
     leftovers(&bench).await;
+    volumes(&bench).await;
     assert_eq!(bench.left().await, (0, 0), "nothing is left");
     assert_eq!(std::fs::read_dir(bench.state.path().join("sandboxes")).unwrap().count(), 0);
 }
@@ -322,7 +325,7 @@ async fn bad_input(bench: &Bench) {
         (SandboxSpec { root: Root::Directory("/usr".into()), ..spec() }, ErrorKind::Unsupported),
         (memory, ErrorKind::Invalid),
         (cpus, ErrorKind::Invalid),
-        (volume, ErrorKind::Invalid),
+        (volume, ErrorKind::NotFound),
         (relative, ErrorKind::Invalid),
         (isolated, ErrorKind::Unsupported),
         (SandboxSpec { strict: true, ..spec() }, ErrorKind::Unsupported),
@@ -337,16 +340,52 @@ async fn bad_input(bench: &Bench) {
     let missing = sandbox.exec(ExecRequest::new(["/no/such/program"])).await.err().unwrap();
     assert_eq!(missing.kind, ErrorKind::NotFound);
     provider.destroy(&id("good")).await.unwrap();
+}
 
-    // A volume of the host's, read-only and not.
+/// Beside what conformance asks of every provider: whose a folder is decides here, and a path is followed by the engine.
+async fn volumes(bench: &Bench) {
+    let provider = &bench.provider;
+    let mounted = |host: &Path, path: &str, writable| {
+        let volume = Volume { host_path: host.display().to_string(), path: path.into(), writable };
+        SandboxSpec { volumes: vec![volume], ..spec() }
+    };
+    let refused = async |host: &Path, path: &str, writable| {
+        let error = provider.create(&id("vol"), FIRST, &mounted(host, path, writable)).await.err().unwrap();
+        assert!(error.hint.is_some(), "{error}");
+        (error.kind, error.to_string())
+    };
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("f"), "host").unwrap();
-    let mut spec = spec();
-    let host_path = dir.path().display().to_string();
-    spec.volumes.push(Volume { host_path, path: "/mnt/v".into(), writable: false });
-    let sandbox = provider.create(&id("vol"), FIRST, &spec).await.unwrap();
+    let (theirs, data) = (dir.path().join("theirs"), dir.path().join("data"));
+    for folder in [&theirs, &data] {
+        std::fs::create_dir(folder).unwrap();
+        std::fs::write(folder.join("f"), "host").unwrap();
+    }
+    std::os::unix::fs::chown(&theirs, Some(54_321), Some(54_321)).unwrap();
+    let (kind, said) = refused(&theirs, "/mnt/v", true).await;
+    assert!(kind == ErrorKind::Unsupported && said.contains("chown 1000:1000"), "{said}");
+    // The engine's socket, what is Forkyard's, what a sandbox has of its own, what is a file in the image.
+    for private in [bench.daemon.dir(), bench.state.path(), &bench.state.path().join("sandboxes")] {
+        assert_eq!(refused(private, "/mnt/v", false).await.0, ErrorKind::Invalid, "{private:?}");
+    }
+    for taken in ["/workspace/data", "/etc", "/proc/x", "/.forkyard/run"] {
+        assert_eq!(refused(&data, taken, false).await.0, ErrorKind::Invalid, "{taken}");
+    }
+    let (_, said) = refused(&data, "/bin/busybox", false).await;
+    assert!(said.contains("--volume") && !said.contains("registry"), "{said}");
+    assert_eq!(bench.left().await, (0, 0));
+
+    let sandbox = provider.create(&id("vol"), FIRST, &mounted(&theirs, "/mnt/v", false)).await.unwrap();
     assert_eq!(sh(&sandbox, "cat /mnt/v/f").await.1, "host");
-    assert_ne!(sh(&sandbox, "echo x > /mnt/v/f").await.0, 0);
+    // A link in the folder's place is not followed by a later start.
+    provider.stop(&id("vol")).await.unwrap();
+    let moved = dir.path().join("moved");
+    std::fs::rename(&theirs, &moved).unwrap();
+    std::os::unix::fs::symlink(&data, &theirs).unwrap();
+    assert_eq!(provider.start(&id("vol"), Attempt(2)).await.err().unwrap().kind, ErrorKind::Denied);
+    std::fs::remove_file(&theirs).unwrap();
+    std::fs::rename(&moved, &theirs).unwrap();
+    let started = provider.start(&id("vol"), Attempt(2)).await.unwrap();
+    assert_eq!(sh(&started, "cat /mnt/v/f").await.1, "host");
     provider.destroy(&id("vol")).await.unwrap();
 }
 

@@ -7,10 +7,11 @@ use std::time::Duration;
 use forkyard_core::{Attempt, Millis, SandboxId, SnapshotId};
 use forkyard_sandbox::{
     ExecRequest, FileInfo, Health, Labels, Lifetime, Limits, LimitsOverride, NetworkMode, NetworkSpec,
-    Provider, ProviderKind, Root, SandboxSpec, SandboxStatus, Stats, Volume,
+    Provider, ProviderKind, Root, SandboxInfo, SandboxSpec, SandboxStatus, Stats, Volume,
 };
 
 use super::error::Result;
+use crate::commands::run_options::volume;
 use crate::error::CliError;
 use crate::yard::{Yard, random_text};
 
@@ -180,7 +181,7 @@ impl SandboxConfig {
                 internal: false,
             },
             env: s.sandbox_env.iter().chain(&self.env).map(|(k, v)| (k.clone(), v.clone())).collect(),
-            volumes: self.volumes.clone(),
+            volumes: s.volumes.iter().map(|v| volume(v)).chain(self.volumes.clone()).collect(),
             labels,
             lifetime: self.lifetime.map_or_else(Lifetime::default, |d| Lifetime(millis(d))),
             strict: self.strict || s.strict,
@@ -272,29 +273,31 @@ impl Sandboxes {
 
     /// What those that run use, by id. One that does not answer has its error.
     pub async fn stats_all(&self) -> Result<BTreeMap<String, Result<Stats>>> {
-        self.ask(|s| async move { s.stats().await }).await
+        self.ask(|s| async move { Ok(s.stats().await?) }).await
     }
 
     /// How those that run are, by id.
     pub async fn health_all(&self) -> Result<BTreeMap<String, Result<Health>>> {
-        self.ask(|s| async move { s.health().await }).await
+        self.ask(|s| async move { Ok(s.health().await?) }).await
     }
 
     async fn ask<T, F: Future<Output = Result<T>>>(
         &self,
-        question: impl Fn(Sandbox) -> F,
+        question: impl Fn(Arc<dyn forkyard_sandbox::Sandbox>) -> F,
     ) -> Result<BTreeMap<String, Result<T>>> {
         let mut running = Vec::new();
         for provider in self.yard.providers.values() {
             let all = provider.list(&self.labels()).await?;
-            running.extend(all.into_iter().filter(|s| s.status == SandboxStatus::Running).map(|s| s.id));
+            let runs = |s: &SandboxInfo| s.status == SandboxStatus::Running;
+            running.extend(all.into_iter().filter(runs).map(|info| (provider, info)));
         }
-        let answers = running.iter().map(async |id| {
-            let answer = match self.get(id.as_str()).await {
+        let answers = running.iter().map(async |(provider, info)| {
+            // An onlooker offers no way out, which a command could take and which would end with the answer.
+            let answer = match provider.observe(&info.id, info.attempt).await {
                 Ok(sandbox) => question(sandbox).await,
-                Err(e) => Err(e),
+                Err(e) => Err(e.into()),
             };
-            (id.to_string(), answer)
+            (info.id.to_string(), answer)
         });
         Ok(futures::future::join_all(answers).await.into_iter().collect())
     }
