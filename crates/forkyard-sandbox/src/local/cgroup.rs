@@ -235,14 +235,23 @@ pub async fn remove(dirs: &[PathBuf]) {
     }
 }
 
+/// Pages of files that nobody has used lately, of a `memory.stat`: the kernel would give them back at once. Version 1 counts
+/// those of groups below under a name of its own.
+fn unneeded(parts: &str) -> u64 {
+    let part = |name: &str| parts.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    part("total_inactive_file ").or_else(|| part("inactive_file ")).unwrap_or(0)
+}
+
 /// Memory in use by the sandbox's group, and its CPU time in microseconds, where the kernel counts them. Version 1 counts time by a
 /// controller of its own, which often comes with the one that limits it.
 pub fn usage(dirs: &[PathBuf]) -> (Option<u64>, Option<u64>) {
     let number =
         |dir: &PathBuf, file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
-    let memory = dirs
-        .iter()
-        .find_map(|dir| number(dir, "memory.current").or_else(|| number(dir, "memory.usage_in_bytes")));
+    let memory = dirs.iter().find_map(|dir| {
+        let used = number(dir, "memory.current").or_else(|| number(dir, "memory.usage_in_bytes"))?;
+        let parts = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+        Some(used.saturating_sub(unneeded(&parts)))
+    });
     let cpu = dirs.iter().find_map(|dir| {
         let text = fs::read_to_string(dir.join("cpu.stat")).unwrap_or_default();
         let counted = text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok());
@@ -340,6 +349,13 @@ fn detect_v2(mounts: &str, own: &str) -> Option<(PathBuf, Enforced)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_kernel_would_give_back_is_told_by_both_versions() {
+        assert_eq!(unneeded("anon 9\nfile 8\nactive_file 3\ninactive_file 5\n"), 5);
+        assert_eq!(unneeded("cache 9\ninactive_file 2\ntotal_cache 9\ntotal_inactive_file 7\n"), 7);
+        assert_eq!(unneeded(""), 0);
+    }
 
     const MOUNTS: &str = "\
 29 22 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
