@@ -114,11 +114,12 @@ impl DockerSandbox {
             },
             image: of.image,
         };
-        if *busy && !of.paused {
+        let freeze = *busy && !of.paused;
+        if freeze {
             // The quiet's own: it ends with that.
             guest.pause().await?;
         }
-        snapshot::take(&inner.home, guest, record).await
+        snapshot::take(&inner.home, guest, record, freeze.then_some(inner.freeze)).await
     }
 }
 
