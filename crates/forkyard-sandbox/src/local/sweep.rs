@@ -111,6 +111,7 @@ impl Inner {
         }
         self.cgroups.remove_abandoned(self.state.tag());
         self.sweep_parts("snapshots", "snapshot.")?;
+        self.sweep_snapshots().await?;
         self.sweep_parts("images", "image.")?;
         self.sweep_layers()?;
         self.sweep_skeletons(&skeletons)?;
