@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forkyard_core::SandboxId;
 
 use crate::Limits;
+use crate::guest_client::file_pages;
 
 /// The period that CPU quotas refer to.
 const CPU_PERIOD_US: u64 = 100_000;
@@ -235,13 +236,6 @@ pub async fn remove(dirs: &[PathBuf]) {
     }
 }
 
-/// Pages of files that nobody has used lately, of a `memory.stat`: the kernel would give them back at once. Version 1 counts
-/// those of groups below under a name of its own.
-fn unneeded(parts: &str) -> u64 {
-    let part = |name: &str| parts.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-    part("total_inactive_file ").or_else(|| part("inactive_file ")).unwrap_or(0)
-}
-
 /// Memory in use by the sandbox's group, and its CPU time in microseconds, where the kernel counts them. Version 1 counts time by a
 /// controller of its own, which often comes with the one that limits it.
 pub fn usage(dirs: &[PathBuf]) -> (Option<u64>, Option<u64>) {
@@ -250,7 +244,11 @@ pub fn usage(dirs: &[PathBuf]) -> (Option<u64>, Option<u64>) {
     let memory = dirs.iter().find_map(|dir| {
         let used = number(dir, "memory.current").or_else(|| number(dir, "memory.usage_in_bytes"))?;
         let parts = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
-        Some(used.saturating_sub(unneeded(&parts)))
+        let part = |name: &str| {
+            let mut parts = parts.lines().filter_map(|line| line.split_once(' '));
+            parts.find_map(|(key, value)| (key == name).then(|| value.trim().parse().ok())?)
+        };
+        Some(used.saturating_sub(file_pages(part)))
     });
     let cpu = dirs.iter().find_map(|dir| {
         let text = fs::read_to_string(dir.join("cpu.stat")).unwrap_or_default();
@@ -350,13 +348,6 @@ fn detect_v2(mounts: &str, own: &str) -> Option<(PathBuf, Enforced)> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_the_kernel_would_give_back_is_told_by_both_versions() {
-        assert_eq!(unneeded("anon 9\nfile 8\nactive_file 3\ninactive_file 5\n"), 5);
-        assert_eq!(unneeded("cache 9\ninactive_file 2\ntotal_cache 9\ntotal_inactive_file 7\n"), 7);
-        assert_eq!(unneeded(""), 0);
-    }
-
     const MOUNTS: &str = "\
 29 22 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
 30 22 0:27 /docker/x /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
@@ -407,13 +398,19 @@ mod tests {
             dir
         };
         let throttled = ("cpu.stat", "nr_periods 1\nnr_throttled 0\nthrottled_time 0\n");
-        let v2 = group("v2", &[("memory.current", "4096\n"), ("cpu.stat", "usage_usec 70\nuser_usec 50\n")]);
-        let memory = group("memory", &[("memory.usage_in_bytes", "8192\n")]);
+        let v2 = [
+            ("memory.current", "4096\n"),
+            ("memory.stat", "anon 9\nfile 8\ninactive_file 90\nactive_file 6\n"),
+            ("cpu.stat", "usage_usec 70\nuser_usec 50\n"),
+        ];
+        let v2 = group("v2", &v2);
+        let parts = "inactive_file 1\nactive_file 1\ntotal_inactive_file 2\ntotal_active_file 190\n";
+        let memory = group("memory", &[("memory.usage_in_bytes", "8192\n"), ("memory.stat", parts)]);
         let joint = group("cpu,cpuacct", &[throttled, ("cpuacct.usage", "90000\n")]);
         let alone = group("cpu", &[throttled]);
-        assert_eq!(usage(&[v2]), (Some(4096), Some(70)));
-        assert_eq!(usage(&[memory.clone(), joint]), (Some(8192), Some(90)));
-        assert_eq!(usage(&[memory, alone]), (Some(8192), None), "the guest counts");
+        assert_eq!(usage(&[v2]), (Some(4000), Some(70)));
+        assert_eq!(usage(&[memory.clone(), joint]), (Some(8000), Some(90)));
+        assert_eq!(usage(&[memory, alone]), (Some(8000), None), "the guest counts");
     }
 
     #[test]
