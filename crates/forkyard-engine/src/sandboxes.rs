@@ -30,6 +30,11 @@ pub struct Sandboxes {
     silent: Option<String>,
 }
 
+fn by_age(mut all: Vec<SnapshotInfo>) -> Vec<SnapshotInfo> {
+    all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+    all
+}
+
 impl Sandboxes {
     pub fn new(providers: BTreeMap<ProviderKind, Arc<dyn Provider>>) -> Sandboxes {
         Sandboxes { providers, silent: None }
@@ -83,8 +88,16 @@ impl Sandboxes {
         for provider in self.providers.values() {
             all.extend(provider.snapshots().await?);
         }
-        all.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
-        Ok(all)
+        Ok(by_age(all))
+    }
+
+    /// The same with their sizes, as far as they can be told in a moment.
+    pub async fn measured_snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        let mut all = Vec::new();
+        for provider in self.providers.values() {
+            all.extend(provider.measured_snapshots().await?);
+        }
+        Ok(by_age(all))
     }
 
     /// Whoever has it.

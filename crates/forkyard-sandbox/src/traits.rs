@@ -15,6 +15,15 @@ use crate::{
     ProviderKind, Result, SandboxError, SandboxSpec,
 };
 
+/// The longest that commands are frozen for a snapshot; a checkpoint that would take longer is made without one.
+pub(crate) const FREEZE: Duration = Duration::from_secs(1);
+
+/// What is said then.
+pub(crate) fn stands_too_long() -> SandboxError {
+    let message = "what changed can't be copied in the time that the sandbox may stand still";
+    SandboxError::new(ErrorKind::Timeout, message).hint("take the snapshot while no command runs")
+}
+
 /// In whose place somebody connects to a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tie {
@@ -85,6 +94,10 @@ pub trait Provider: Send + Sync {
     async fn start(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>>;
 
     async fn snapshots(&self) -> Result<Vec<SnapshotInfo>>;
+    /// The same with their sizes, as far as they can be told in a moment: to show them.
+    async fn measured_snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        self.snapshots().await
+    }
     /// Ok if it is gone already; children that use it keep working.
     async fn remove_snapshot(&self, id: &SnapshotId) -> Result<()>;
     async fn export_snapshot(&self, id: &SnapshotId, to: &Path) -> Result<()>;
@@ -192,6 +205,7 @@ pub struct SnapshotInfo {
     pub mode: SnapshotMode,
     pub labels: Labels,
     pub created_at: Timestamp,
+    /// What it takes on the disk. What it shares with an older one counts there, and what is its image's not at all.
     pub bytes: Option<u64>,
 }
 

@@ -198,6 +198,8 @@ struct Measure {
     size: Size,
     /// Folders that were counted: one that is moved ahead of the walk counts once, and can't keep it busy.
     seen: HashSet<(u64, u64)>,
+    /// So does a file of several names.
+    links_once: bool,
 }
 
 impl Measure {
@@ -209,7 +211,10 @@ impl Measure {
 
 impl Visitor for Measure {
     fn file(&mut self, dir: BorrowedFd<'_>, name: &CStr) -> IoResult<()> {
-        self.add(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?);
+        let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if stat.st_nlink == 1 || !self.links_once || self.seen.insert((stat.st_dev, stat.st_ino)) {
+            self.add(&stat);
+        }
         Ok(())
     }
     fn enter(&mut self, dir: BorrowedFd<'_>, _: &CStr) -> IoResult<()> {
@@ -253,7 +258,7 @@ pub fn open(path: &str) -> Result<OwnedFd> {
 
 pub fn measure(path: &str) -> Result<Size> {
     let dir = open(path)?;
-    let mut measure = Measure::default();
+    let mut measure = Measure { links_once: true, ..Measure::default() };
     walk(dir.as_fd(), &mut measure).step("measure")?;
     Ok(measure.size)
 }

@@ -105,6 +105,14 @@ async fn many_snapshots_of_one_sandbox(ctx: &Ctx) -> CaseResult {
         let output = sh(&child, "cat same; ls d; ls -d f* | sort -V").await?.out;
         ensure_eq!(output, format!("{i}\n{i}\n{}\n", files.join("\n")));
     }
+    // What is not merged is refused as an archive.
+    let dir = tempfile::tempdir()?;
+    let (archive, again) = (dir.path().join("archive"), name(ctx));
+    ctx.provider.export_snapshot(&names[COUNT - 1], &archive).await?;
+    ctx.provider.import_snapshot(&again, &archive).await?;
+    let child = ctx.sandbox_with(&child_of(ctx, &again)).await?;
+    ensure_eq!(sh(&child, "cat same; ls d").await?.out, format!("{0}\n{0}\n", COUNT - 1));
+    names.push(again);
     for snapshot in &names {
         ctx.provider.remove_snapshot(snapshot).await?;
     }

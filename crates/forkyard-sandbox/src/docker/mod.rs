@@ -30,7 +30,7 @@ use forkyard_core::{Attempt, SandboxId, SnapshotId};
 use tokio_util::sync::CancellationToken;
 
 use self::record::Home;
-use crate::traits::Tie;
+use crate::traits::{FREEZE, Tie};
 use crate::{
     Capabilities, EgressFactory, ErrorKind, ForkCost, Labels, NetworkMode, Provider, ProviderKind, Result,
     Sandbox, SandboxError, SandboxInfo, SandboxSpec, SnapshotInfo, UnusedImage,
@@ -44,7 +44,7 @@ const ROOTS_USER: (u32, u32) = (1000, 1000);
 /// The image of [`crate::Root::Default`] where the configuration names none.
 pub const DEFAULT_IMAGE: &str = "debian:stable-slim";
 
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct DockerOptions {
     /// `unix:///path`; None is the engine's usual socket.
     pub host: Option<String>,
@@ -57,6 +57,14 @@ pub struct DockerOptions {
     pub private: Vec<PathBuf>,
     /// Containers that a process that stays keeps started for the next sandboxes, of each image with its limits.
     pub warm: usize,
+    /// The longest that commands are frozen for a snapshot.
+    pub freeze: Duration,
+}
+
+impl Default for DockerOptions {
+    fn default() -> Self {
+        DockerOptions { host: None, image: None, egress: None, warm: 0, freeze: FREEZE }
+    }
 }
 
 #[derive(Clone)]
@@ -82,6 +90,7 @@ struct Inner {
     /// Whether this process has looked for orphans.
     swept: AtomicBool,
     warm: usize,
+    freeze: Duration,
     wants: std::sync::Mutex<Vec<warm::Want>>,
     wanted: tokio::sync::Notify,
 }
@@ -122,6 +131,7 @@ impl DockerProvider {
             preparing: tokio::sync::Mutex::new(()),
             swept: AtomicBool::new(false),
             warm: options.warm,
+            freeze: options.freeze,
             wants: std::sync::Mutex::default(),
             wanted: tokio::sync::Notify::new(),
         };

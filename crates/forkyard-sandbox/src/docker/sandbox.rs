@@ -13,7 +13,7 @@ use tokio::sync::RwLock;
 use super::engine::translate;
 use super::record::{Record, SnapshotRecord};
 use super::{Inner, connect, oom, snapshot};
-use crate::guest_client::{GuestClient, Meter, Quieted, health, network};
+use crate::guest_client::{GuestClient, Meter, Quieted, file_pages, health, network};
 use crate::{
     EgressHandle, ErrorKind, Exec, ExecRequest, FileInfo, GitExport, GlobRequest, GrepRequest, GrepResult,
     Health, Labels, ProviderKind, Result, Sandbox, SandboxError, SandboxInfo, SnapshotInfo, SnapshotMode,
@@ -75,7 +75,7 @@ impl DockerSandbox {
         }
     }
 
-    /// Memory in use (without what the kernel would give back at once) and CPU time in microseconds, as the cgroup counts.
+    /// Memory in use (without what the kernel would give back) and CPU time in microseconds, as the cgroup counts.
     async fn kernel_usage(&self) -> Result<(Option<u64>, Option<u64>)> {
         let name = self.inner.container(&self.id);
         let options = StatsOptionsBuilder::default().stream(false).one_shot(true).build();
@@ -84,9 +84,7 @@ impl DockerSandbox {
         let stats = stats.map_err(|e| translate(&name, &e))?;
         let memory = stats.memory_stats.and_then(|memory| {
             let parts = memory.stats.unwrap_or_default();
-            // cgroup v1 and v2 name it differently.
-            let cache = parts.get("total_inactive_file").or_else(|| parts.get("inactive_file"));
-            Some(memory.usage?.saturating_sub(cache.copied().unwrap_or(0)))
+            Some(memory.usage?.saturating_sub(file_pages(|name| parts.get(name).copied())))
         });
         let cpu_ns = stats.cpu_stats.and_then(|c| c.cpu_usage).and_then(|u| u.total_usage);
         Ok((memory, cpu_ns.map(|ns| ns / 1000)))
@@ -114,11 +112,12 @@ impl DockerSandbox {
             },
             image: of.image,
         };
-        if *busy && !of.paused {
+        let freeze = *busy && !of.paused;
+        if freeze {
             // The quiet's own: it ends with that.
             guest.pause().await?;
         }
-        snapshot::take(&inner.home, guest, record).await
+        snapshot::take(&inner.home, guest, record, freeze.then_some(inner.freeze)).await
     }
 }
 

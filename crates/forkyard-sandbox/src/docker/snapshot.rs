@@ -4,6 +4,7 @@
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use forkyard_core::SnapshotId;
@@ -15,6 +16,7 @@ use super::container::VOLUMES;
 use super::record::{Home, SnapshotRecord};
 use crate::error::FULL_HINT;
 use crate::guest_client::GuestClient;
+use crate::traits::stands_too_long;
 use crate::{ErrorKind, ProviderKind, Result, SandboxError, SnapshotInfo};
 
 /// Of one volume. Bounds against a hostile guest or archive; disks fill long before.
@@ -81,17 +83,29 @@ impl Staging {
     }
 }
 
-/// Packs the volumes of a sandbox whose commands stand still.
-pub async fn take(home: &Home, guest: &GuestClient, record: SnapshotRecord) -> Result<SnapshotInfo> {
+/// Packs the volumes of a sandbox whose commands stand still, which they do for no longer than `within`.
+pub async fn take(
+    home: &Home,
+    guest: &GuestClient,
+    record: SnapshotRecord,
+    within: Option<Duration>,
+) -> Result<SnapshotInfo> {
     let id = record.info.id.clone();
     let what = format!("snapshot {id}");
     let staging = Staging::new(home, &id).map_err(failed(&what))?;
-    let mut bytes = 0;
-    for (inside, short) in VOLUMES {
-        bytes += packed(guest, inside, staging.dir.path().join(file_name(short))).await?;
-    }
+    let pack = async {
+        let mut bytes = 0;
+        for (inside, short) in VOLUMES {
+            bytes += packed(guest, inside, staging.dir.path().join(file_name(short))).await?;
+        }
+        Ok(bytes)
+    };
+    let packed = match within {
+        Some(within) => tokio::time::timeout(within, pack).await.unwrap_or_else(|_| Err(stands_too_long())),
+        None => pack.await,
+    };
     let mut record = record;
-    record.info.bytes = Some(bytes);
+    record.info.bytes = Some(packed?);
     blocking(move || staging.commit(&record)).await.map_err(failed(&what))?;
     existing(home, &id)
 }

@@ -24,7 +24,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::mpsc;
 
 pub(crate) use exec::Output;
-pub(crate) use figures::{Meter, health, network};
+pub(crate) use figures::{Meter, file_pages, health, network};
 pub(crate) use quiet::{QUIET_WITHIN, Quieted};
 
 use self::out::Out;

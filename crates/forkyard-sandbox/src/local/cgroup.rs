@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forkyard_core::SandboxId;
 
 use crate::Limits;
+use crate::guest_client::file_pages;
 
 /// The period that CPU quotas refer to.
 const CPU_PERIOD_US: u64 = 100_000;
@@ -240,9 +241,15 @@ pub async fn remove(dirs: &[PathBuf]) {
 pub fn usage(dirs: &[PathBuf]) -> (Option<u64>, Option<u64>) {
     let number =
         |dir: &PathBuf, file: &str| fs::read_to_string(dir.join(file)).ok()?.trim().parse::<u64>().ok();
-    let memory = dirs
-        .iter()
-        .find_map(|dir| number(dir, "memory.current").or_else(|| number(dir, "memory.usage_in_bytes")));
+    let memory = dirs.iter().find_map(|dir| {
+        let used = number(dir, "memory.current").or_else(|| number(dir, "memory.usage_in_bytes"))?;
+        let parts = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
+        let part = |name: &str| {
+            let mut parts = parts.lines().filter_map(|line| line.split_once(' '));
+            parts.find_map(|(key, value)| (key == name).then(|| value.trim().parse().ok())?)
+        };
+        Some(used.saturating_sub(file_pages(part)))
+    });
     let cpu = dirs.iter().find_map(|dir| {
         let text = fs::read_to_string(dir.join("cpu.stat")).unwrap_or_default();
         let counted = text.lines().find_map(|line| line.strip_prefix("usage_usec ")?.trim().parse().ok());
@@ -391,13 +398,19 @@ mod tests {
             dir
         };
         let throttled = ("cpu.stat", "nr_periods 1\nnr_throttled 0\nthrottled_time 0\n");
-        let v2 = group("v2", &[("memory.current", "4096\n"), ("cpu.stat", "usage_usec 70\nuser_usec 50\n")]);
-        let memory = group("memory", &[("memory.usage_in_bytes", "8192\n")]);
+        let v2 = [
+            ("memory.current", "4096\n"),
+            ("memory.stat", "anon 9\nfile 8\ninactive_file 90\nactive_file 6\n"),
+            ("cpu.stat", "usage_usec 70\nuser_usec 50\n"),
+        ];
+        let v2 = group("v2", &v2);
+        let parts = "inactive_file 1\nactive_file 1\ntotal_inactive_file 2\ntotal_active_file 190\n";
+        let memory = group("memory", &[("memory.usage_in_bytes", "8192\n"), ("memory.stat", parts)]);
         let joint = group("cpu,cpuacct", &[throttled, ("cpuacct.usage", "90000\n")]);
         let alone = group("cpu", &[throttled]);
-        assert_eq!(usage(&[v2]), (Some(4096), Some(70)));
-        assert_eq!(usage(&[memory.clone(), joint]), (Some(8192), Some(90)));
-        assert_eq!(usage(&[memory, alone]), (Some(8192), None), "the guest counts");
+        assert_eq!(usage(&[v2]), (Some(4000), Some(70)));
+        assert_eq!(usage(&[memory.clone(), joint]), (Some(8000), Some(90)));
+        assert_eq!(usage(&[memory, alone]), (Some(8000), None), "the guest counts");
     }
 
     #[test]

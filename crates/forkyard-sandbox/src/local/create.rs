@@ -14,7 +14,7 @@ use super::cgroup::{Enforced, Group};
 use super::image::ImageConfig;
 use super::link::{self, Line, SocketPath};
 use super::sandbox::LocalSandbox;
-use super::state::{self, Meta};
+use super::state::{self, Boot, Meta};
 use super::zygote::unavailable;
 use super::{Inner, disk, no_egress, status};
 use crate::guest_client::GuestClient;
@@ -187,6 +187,7 @@ impl Inner {
             spec: SandboxSpec { volumes, ..without_secrets(spec) },
             pid: 0,
             born: 0,
+            boot: Boot::default(),
             cgroups: Vec::new(),
             lower,
             upper: 0,
@@ -390,6 +391,7 @@ impl Inner {
         };
         meta.pid = cloned.pid;
         meta.born = u32::try_from(cloned.pid).ok().and_then(born).unwrap_or(0);
+        meta.boot = Boot::now();
         meta.skeleton.clone_from(&self.skeleton);
         meta.binds = if meta.host_trees { zygote.binds.clone() } else { Vec::new() };
         meta.achieved = achieved(spec, enforced, meta.disk || room.is_some());

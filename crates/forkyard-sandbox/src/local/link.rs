@@ -62,7 +62,9 @@ pub fn connect(id: &SandboxId, dir: &Path) -> Result<UnixStream> {
 }
 
 pub fn is_alive(meta: &Meta) -> bool {
-    u32::try_from(meta.pid).ok().filter(|pid| *pid > 0).and_then(born) == Some(meta.born)
+    // Of an earlier start of the machine both numbers may be somebody else's by now.
+    meta.boot.goes_on()
+        && u32::try_from(meta.pid).ok().filter(|pid| *pid > 0).and_then(born) == Some(meta.born)
 }
 
 /// A handle on the sandbox's pid 1 that can't come to mean another process. None if it is gone.

@@ -16,10 +16,12 @@ mod kernel;
 pub(crate) mod link;
 mod quota;
 mod sandbox;
+mod sizes;
 mod skeleton;
 mod snapshot;
 mod state;
 mod sweep;
+mod sync;
 mod zygote;
 
 use std::path::{Path, PathBuf};
@@ -37,7 +39,7 @@ use self::cgroup::Cgroups;
 use self::detect::HostTrees;
 use self::state::{Meta, State};
 use self::zygote::Zygote;
-use crate::traits::Tie;
+use crate::traits::{FREEZE, Tie};
 use crate::{
     Capabilities, EgressFactory, ErrorKind, ForkCost, InsideFile, Labels, NetworkMode, Provider,
     ProviderKind, Result, Sandbox, SandboxError, SandboxInfo, SandboxSpec, SandboxStatus, SnapshotInfo,
@@ -62,11 +64,13 @@ pub struct LocalOptions {
     pub private: Vec<PathBuf>,
     /// Whose the sandboxes are when Forkyard runs as root.
     pub root_id: u32,
+    /// The longest that commands are frozen for the copy of a snapshot.
+    pub freeze: Duration,
 }
 
 impl Default for LocalOptions {
     fn default() -> Self {
-        LocalOptions { egress: None, home: None, private: Vec::new(), root_id: DEFAULT_ROOT_ID }
+        LocalOptions { egress: None, home: None, private: Vec::new(), root_id: DEFAULT_ROOT_ID, freeze: FREEZE }
     }
 }
 
@@ -93,6 +97,9 @@ struct Inner {
     handovers: TaskTracker,
     /// This provider has looked for leftovers, or found that others did.
     swept: AtomicBool,
+    owed: Arc<sync::Owed>,
+    sizes: sizes::Sizes,
+    freeze: Duration,
 }
 
 impl LocalProvider {
@@ -115,6 +122,9 @@ impl LocalProvider {
             removals: TaskTracker::new(),
             handovers: TaskTracker::new(),
             swept: AtomicBool::new(false),
+            owed: Arc::default(),
+            sizes: sizes::Sizes::default(),
+            freeze: options.freeze,
         };
         Ok(LocalProvider { inner: Arc::new(inner) })
     }
@@ -343,6 +353,10 @@ impl Provider for LocalProvider {
 
     async fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
         self.inner.snapshots()
+    }
+
+    async fn measured_snapshots(&self) -> Result<Vec<SnapshotInfo>> {
+        self.inner.measured_snapshots().await
     }
 
     async fn remove_snapshot(&self, id: &SnapshotId) -> Result<()> {

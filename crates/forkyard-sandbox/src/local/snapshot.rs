@@ -14,8 +14,9 @@ use super::Inner;
 use super::image::ImageConfig;
 use super::link::Line;
 use super::sandbox::LocalSandbox;
-use super::state::{self, Lock, Meta, Sealing, SnapshotMeta};
+use super::state::{self, Boot, Kept, Lock, Meta, Sealing, SnapshotMeta};
 use super::zygote::unavailable;
+use crate::traits::stands_too_long;
 use crate::{
     ErrorKind, Labels, ProviderKind, Result, Sandbox, SandboxError, SnapshotInfo, SnapshotMode, now,
 };
@@ -24,8 +25,6 @@ use crate::{
 const MAX_DEPTH: usize = 16;
 /// Never all: the lowest is what the sandbox started from, and a merge costs by the number of names.
 const MERGED: usize = 8;
-/// The longest that commands are frozen for a copy.
-const FREEZE_MS: u64 = 1000;
 /// The longest that a copy may take while nothing runs: requests wait for its end.
 const QUIET_MS: u64 = 60_000;
 /// Of an archive that is taken in.
@@ -67,11 +66,7 @@ impl Base {
 pub(super) fn worked(result: WorkResult) -> Result<(u64, u64)> {
     match result {
         WorkResult::Done { bytes, entries } => Ok((bytes, entries)),
-        WorkResult::TimedOut => Err(SandboxError::new(
-            ErrorKind::Timeout,
-            "what changed can't be copied in the time that the sandbox may stand still",
-        )
-        .hint("take the snapshot while no command runs")),
+        WorkResult::TimedOut => Err(stands_too_long()),
         WorkResult::Refused { reason } => {
             Err(SandboxError::new(ErrorKind::Invalid, format!("the archive is refused: {reason}")))
         }
@@ -102,8 +97,8 @@ impl Inner {
     ) -> Result<SnapshotInfo> {
         let lock = self.state.lock(sandbox.as_str()).await?;
         let _snapshot = self.state.lock(&format!("snapshot.{id}")).await?;
-        if let Some(known) = self.state.load_snapshot(id)? {
-            return Ok(known.info);
+        if let Some(known) = self.known_snapshot(id)? {
+            return Ok(known);
         }
         let mut meta = self.meta(sandbox)?;
         // Whoever knows the newest attempt may do this; the guest refuses all others. The quiet lasts as long as this line.
@@ -127,7 +122,11 @@ impl Inner {
         if !matches!(taken, Ok((_, SnapshotMode::Sealed))) {
             line.ask(Op::Thaw, Vec::new()).await?;
         }
-        let (layers, mode) = taken?;
+        let (mut layers, mode) = taken?;
+        if layers.len() > MAX_DEPTH {
+            // Of a copy, once everything goes on: those of the sandbox are not for a snapshot to change.
+            layers = self.flatten(layers, id).await?;
+        }
         let info = SnapshotInfo {
             id: id.clone(),
             provider: ProviderKind::Local,
@@ -139,14 +138,34 @@ impl Inner {
         self.keep_snapshot(info, layers, Base::of(&meta))
     }
 
+    /// One whose id is taken. What the machine left of one when it stopped takes no id.
+    fn known_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotInfo>> {
+        match self.state.find_snapshot(id)? {
+            Kept::Nothing => Ok(None),
+            Kept::Whole(meta) => Ok(Some(meta.info)),
+            Kept::Torn => self.state.forget_snapshot(id).map(|()| None),
+        }
+    }
+
+    /// The same files in fewer layers; the topmost is the snapshot's own, and is so again.
+    async fn flatten(self: &Arc<Self>, mut layers: Vec<String>, id: &SnapshotId) -> Result<Vec<String>> {
+        let user = format!("snapshot.{id}");
+        let merged = self.merge(&layers[..MERGED], &user).await;
+        self.drop_layer(&layers[0], &user)?;
+        layers.splice(..MERGED, [merged?]);
+        Ok(layers)
+    }
+
     /// Writes a snapshot down, as a user of each of its layers.
     fn keep_snapshot(&self, info: SnapshotInfo, layers: Vec<String>, base: Base) -> Result<SnapshotInfo> {
         if !self.state.add_refs(&layers, &format!("snapshot.{}", info.id))? {
             return Err(unavailable(format!("a layer of snapshot {} is gone", info.id)));
         }
         let Base { host_trees, directory, image } = base;
-        let meta = SnapshotMeta { format: state::format(), info, layers, host_trees, directory, image };
+        let boot = Boot::now();
+        let meta = SnapshotMeta { format: state::format(), info, layers, host_trees, directory, image, boot };
         self.state.save_snapshot(&meta)?;
+        self.sync_later();
         Ok(meta.info)
     }
 
@@ -339,7 +358,8 @@ impl Inner {
             // The quiet's own: it ends with the line, whatever becomes of this process.
             line.ask(Op::Pause, Vec::new()).await?;
         }
-        let limit_ms = if freeze { FREEZE_MS } else { QUIET_MS };
+        let limit_ms =
+            if freeze { u64::try_from(self.freeze.as_millis()).unwrap_or(u64::MAX) } else { QUIET_MS };
         let copied = zygote.work(Work::Copy { from, to: format!("layers/{layer}/fs"), limit_ms }, fds).await;
         if freeze {
             line.ask(Op::Resume, Vec::new()).await?;
@@ -356,7 +376,10 @@ impl Inner {
     pub(super) fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
         let mut found = Vec::new();
         for id in self.state.snapshots()? {
-            found.extend(self.state.load_snapshot(&id)?.map(|meta| meta.info));
+            match self.state.find_snapshot(&id)? {
+                Kept::Whole(meta) => found.push(meta.info),
+                Kept::Nothing | Kept::Torn => {}
+            }
         }
         found.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(found)
@@ -364,10 +387,13 @@ impl Inner {
 
     pub(super) async fn remove_snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<()> {
         let _lock = self.state.lock(&format!("snapshot.{id}")).await?;
-        let Some(meta) = self.state.load_snapshot(id)? else { return Ok(()) };
-        let path = self.state.snapshot(id);
-        std::fs::remove_file(&path).map_err(|e| state::io_error(&path, &e))?;
-        for layer in &meta.layers {
+        let layers = match self.state.find_snapshot(id)? {
+            Kept::Nothing => return Ok(()),
+            Kept::Whole(meta) => meta.layers,
+            Kept::Torn => Vec::new(), // a sweep finds those that are there
+        };
+        self.state.forget_snapshot(id)?;
+        for layer in &layers {
             self.drop_layer(layer, &format!("snapshot.{id}"))?;
         }
         Ok(())
@@ -418,8 +444,8 @@ impl Inner {
         from: &Path,
     ) -> Result<SnapshotInfo> {
         let _lock = self.state.lock(&format!("snapshot.{id}")).await?;
-        if let Some(known) = self.state.load_snapshot(id)? {
-            return Ok(known.info);
+        if let Some(known) = self.known_snapshot(id)? {
+            return Ok(known);
         }
         let mut file = std::fs::File::open(from).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => {
@@ -489,7 +515,7 @@ fn read_header(file: &mut std::fs::File) -> Result<ArchiveHeader> {
     if header.forkyard_snapshot != state::format() {
         return Err(refused("made by another version of Forkyard"));
     }
-    if !(1..=MAX_DEPTH + 1).contains(&header.layers) {
+    if !(1..=MAX_DEPTH).contains(&header.layers) {
         return Err(refused("its number of layers is not possible"));
     }
     header.image = header.image.checked().map_err(|why| refused(&why))?;

@@ -4,7 +4,7 @@
 //! STATE/                 0700
 //!   sandboxes/ID/        meta.json, ctl (socket), upN (live layer), workN (overlayfs' own) or disk.img (both)
 //!   layers/LAYER/        fs (sealed, shared), refs/ (one empty file per user)
-//!   snapshots/ID.json
+//!   snapshots/           ID.json, or ID.unsynced until all of it is known to be on the disk
 //!   images/KEY.json      which layers an image became
 //!   trash/               what is being removed
 //!   skeleton/NAME/       the lowest layer of roots, by what it is made of
@@ -13,8 +13,8 @@
 //! ```
 //!
 //! A sandbox exists when its meta.json does. Files change places by rename, so that whoever is killed leaves the old or the new.
-//! Of a machine that loses its power that is true for stopped sandboxes, and for what is older than the kernel keeps it from the
-//! disk, like the files of sandboxes themselves.
+//! Of a machine that loses its power that is true for stopped sandboxes, for snapshots that were synced, and for what is older
+//! than the kernel keeps it from the disk, like the files of sandboxes themselves.
 //!
 //! As few files as possible are made and removed: without a journal, ext4 looks at every one that was removed within the last
 //! minutes before it makes another beside it.
@@ -25,6 +25,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, renameat_with};
@@ -38,6 +39,9 @@ use crate::{Achieved, ErrorKind, Labels, Limits, Result, SandboxError, SandboxSp
 
 /// In the names of what is not finished, after its user: `USER.part…`.
 pub const PART: &str = ".part";
+/// What the name of a snapshot's record ends with.
+const UNSYNCED: &str = ".unsynced";
+const SYNCED: &str = ".json";
 /// Between two tries to get a lock.
 const LOCK_POLL: std::time::Duration = std::time::Duration::from_millis(2);
 /// Raised when an older Forkyard could misread a newer state folder.
@@ -58,6 +62,9 @@ pub struct Meta {
     /// Its pid 1 and when that was born (clock ticks since boot), so that a reused number is not mistaken for it.
     pub pid: i32,
     pub born: u64,
+    /// The machine's start that both are of.
+    #[serde(default)]
+    pub boot: Boot,
     pub cgroups: Vec<PathBuf>,
     /// Sealed layers below the live one, topmost first.
     pub lower: Vec<String>,
@@ -107,6 +114,36 @@ pub struct SnapshotMeta {
     pub directory: Option<String>,
     #[serde(default)]
     pub image: ImageConfig,
+    /// In which it was made: until it is synced, it counts in that one alone.
+    #[serde(default)]
+    pub boot: Boot,
+}
+
+/// One start of the machine. Without a name it is taken for the one that goes on.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Boot(String);
+
+impl Boot {
+    pub fn now() -> Boot {
+        static NOW: LazyLock<Boot> = LazyLock::new(|| {
+            Boot(fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().into())
+        });
+        NOW.clone()
+    }
+
+    pub fn goes_on(&self) -> bool {
+        let now = Boot::now();
+        self.0.is_empty() || now.0.is_empty() || *self == now
+    }
+}
+
+/// What is there under the name of a snapshot.
+pub enum Kept {
+    Nothing,
+    Whole(Box<SnapshotMeta>),
+    /// The machine stopped before all of it was on the disk.
+    Torn,
 }
 
 #[derive(Debug, Clone)]
@@ -207,8 +244,9 @@ impl State {
         self.root.join("sandboxes").join(id.as_str())
     }
 
-    pub fn snapshot(&self, id: &SnapshotId) -> PathBuf {
-        self.root.join("snapshots").join(format!("{id}.json"))
+    /// Where a snapshot is written down until it is synced, and from then on.
+    pub fn snapshot(&self, id: &SnapshotId) -> [PathBuf; 2] {
+        [UNSYNCED, SYNCED].map(|end| self.root.join("snapshots").join(format!("{id}{end}")))
     }
 
     pub fn layer(&self, name: &str) -> PathBuf {
@@ -262,12 +300,48 @@ impl State {
         Ok(())
     }
 
+    pub fn find_snapshot(&self, id: &SnapshotId) -> Result<Kept> {
+        // In the order in which it moves, so that it is seen wherever it is on its way.
+        let [unsynced, synced] = self.snapshot(id);
+        if let Some(text) = read(&unsynced)? {
+            return match parse::<SnapshotMeta>(&unsynced, &text) {
+                Ok(meta) if meta.boot.goes_on() => Ok(Kept::Whole(Box::new(meta))),
+                Err(e) if e.kind == ErrorKind::Unsupported => Err(e),
+                // Of one that lost its power not even this file need be whole.
+                Ok(_) | Err(_) => Ok(Kept::Torn),
+            };
+        }
+        Ok(load(&synced)?.map_or(Kept::Nothing, |meta| Kept::Whole(Box::new(meta))))
+    }
+
+    /// One that is torn is an error that says so.
     pub fn load_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotMeta>> {
-        load(&self.snapshot(id))
+        match self.find_snapshot(id)? {
+            Kept::Nothing => Ok(None),
+            Kept::Whole(meta) => Ok(Some(*meta)),
+            Kept::Torn => {
+                let message =
+                    format!("snapshot {id} was not on the disk as a whole when the machine stopped");
+                Err(SandboxError::new(ErrorKind::NotFound, message)
+                    .hint("take it again; what is left of it goes with `forkyard cleanup`"))
+            }
+        }
     }
 
     pub fn save_snapshot(&self, meta: &SnapshotMeta) -> Result<()> {
-        save(&self.snapshot(&meta.info.id), meta)
+        let [unsynced, _] = self.snapshot(&meta.info.id);
+        save(&unsynced, meta)
+    }
+
+    /// Its layers stay, with it as a user of theirs that does not exist any more.
+    pub fn forget_snapshot(&self, id: &SnapshotId) -> Result<()> {
+        for path in self.snapshot(id) {
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(io_error(&path, &e)),
+                Ok(()) | Err(_) => {}
+            }
+        }
+        Ok(())
     }
 
     pub fn sandboxes(&self) -> Result<Vec<SandboxId>> {
@@ -275,8 +349,21 @@ impl State {
     }
 
     pub fn snapshots(&self) -> Result<Vec<SnapshotId>> {
+        let mut ids = self.snapshots_with(UNSYNCED)?;
+        ids.extend(self.snapshots_with(SYNCED)?);
+        // One may have been synced between the two looks.
+        ids.sort();
+        ids.dedup();
+        Ok(ids)
+    }
+
+    pub fn unsynced(&self) -> Result<Vec<SnapshotId>> {
+        self.snapshots_with(UNSYNCED)
+    }
+
+    fn snapshots_with(&self, end: &str) -> Result<Vec<SnapshotId>> {
         let names = names(&self.root.join("snapshots"))?;
-        Ok(names.iter().filter_map(|n| SnapshotId::new(n.strip_suffix(".json")?).ok()).collect())
+        Ok(names.iter().filter_map(|n| SnapshotId::new(n.strip_suffix(end)?).ok()).collect())
     }
 
     /// Moves something out of sight; returns its path in the state folder, for the zygote to remove. None if it is gone.
@@ -391,25 +478,32 @@ pub fn names(dir: &Path) -> Result<Vec<String>> {
     Ok(entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect())
 }
 
+fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(io_error(path, &e)),
+    }
+}
+
 pub fn load<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    read(path)?.map(|text| parse(path, &text)).transpose()
+}
+
+fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T> {
     #[derive(Deserialize)]
     struct Header {
         format: u32,
     }
-    let text = match fs::read(path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(io_error(path, &e)),
-    };
     let broken = |e: serde_json::Error| unavailable(format!("{}: {e}", path.display()));
-    let header: Header = serde_json::from_slice(&text).map_err(broken)?;
+    let header: Header = serde_json::from_slice(text).map_err(broken)?;
     if header.format != FORMAT {
         let message =
             format!("{}: made by another version of Forkyard (format {})", path.display(), header.format);
         return Err(SandboxError::new(ErrorKind::Unsupported, message)
             .hint("use that version, or another state folder"));
     }
-    serde_json::from_slice(&text).map(Some).map_err(broken)
+    serde_json::from_slice(text).map_err(broken)
 }
 
 pub fn save<T: Serialize>(path: &Path, value: &T) -> Result<()> {

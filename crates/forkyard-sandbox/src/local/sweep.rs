@@ -100,6 +100,7 @@ impl Inner {
         self.cgroups.remove_abandoned(self.state.tag());
         // Each is done, whatever became of the one before.
         swept = swept.and(self.sweep_parts("snapshots", "snapshot."));
+        swept = swept.and(self.sweep_snapshots().await);
         swept = swept.and(self.sweep_parts("images", "image."));
         swept = swept.and(self.sweep_layers());
         swept = swept.and(self.sweep_skeletons(&skeletons));

@@ -263,6 +263,22 @@ async fn snapshots(bench: &Bench) {
     let busy = SnapshotId::new("snap2").unwrap();
     assert_eq!(source.snapshot(&busy, &labels).await.unwrap().mode, SnapshotMode::Copied);
     let from = |id: &SnapshotId| SandboxSpec { root: Root::Snapshot(id.clone()), ..spec() };
+    let options = DockerOptions {
+        host: Some(bench.daemon.host()),
+        image: Some(IMAGE.into()),
+        freeze: Duration::ZERO,
+        ..Default::default()
+    };
+    let hasty = DockerProvider::connect(bench.state.path(), options).await.unwrap();
+    let (late, same) =
+        (SnapshotId::new("late").unwrap(), hasty.attach_beside(&id("source"), FIRST).await.unwrap());
+    let refused = same.snapshot(&late, &labels).await.unwrap_err();
+    assert!(refused.kind == ErrorKind::Timeout && refused.hint.is_some(), "{refused}");
+    let count = || async { source.read_file("/workspace/counter", 0, 100).await.unwrap_or_default() };
+    let before = count().await;
+    while count().await == before {
+        tokio::task::yield_now().await;
+    }
     let child = provider.create(&id("child"), FIRST, &from(&snapshot)).await.unwrap();
     let seen = sh(
         &child,

@@ -2,7 +2,7 @@
 //! nothing.
 
 use std::io::BufRead;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use std::time::Duration;
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use forkyard_sandbox::{
-    Labels, LimitMeans, Provider, Root, Sandbox, SandboxSpec, SnapshotInfo, SnapshotMode, Volume,
+    ErrorKind, ExecRequest, Labels, LimitMeans, Provider, Root, Sandbox, SandboxSpec, SandboxStatus,
+    SnapshotInfo, SnapshotMode, Volume,
 };
 
 use crate::local::{as_ordinary_user, scaled};
@@ -333,4 +334,210 @@ async fn the_disk_limit_goes_on_after_a_snapshot() {
     provider.remove_snapshot(&SnapshotId::new("one").unwrap()).await.unwrap();
     provider.settle().await;
     crate::local::assert_empty(dir.path());
+}
+
+/// Where a snapshot is written down, and whether it is known to be on the disk.
+fn record(state: &Path, name: &str) -> (PathBuf, bool) {
+    let [synced, unsynced] = ["json", "unsynced"].map(|end| state.join(format!("snapshots/{name}.{end}")));
+    match unsynced.exists() {
+        true => (unsynced, false),
+        false => (synced, true),
+    }
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// However often a busy sandbox is forked, its descendants lie on no more layers than others, and their archives are taken.
+#[tokio::test]
+async fn generations_of_busy_sandboxes_stay_shallow() {
+    const GENERATIONS: usize = 20;
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let (mut spec, mut before) = (offline(Root::Default), None);
+    for n in 0..GENERATIONS {
+        let sandbox = provider.create(&id("parent"), Attempt(1), &spec).await.unwrap();
+        let script = format!("echo {n} > f{n}; echo {n} >> all; rm -f f{}", n.wrapping_sub(2));
+        assert_eq!(sh(&sandbox, &script).await.0, 0);
+        let mut busy = sandbox.exec(ExecRequest::shell("echo up; sleep 600")).await.unwrap();
+        busy.events.recv().await.unwrap().unwrap();
+        let name = format!("snap{n}");
+        assert_eq!(snapshot(&sandbox, &name).await.mode, SnapshotMode::Copied);
+        let depth = json(&record(dir.path(), &name).0)["layers"].as_array().unwrap().len();
+        assert!(depth <= 16, "{depth} layers after {n} generations");
+        provider.destroy(&id("parent")).await.unwrap();
+        if let Some(before) = before.replace(name.clone()) {
+            provider.remove_snapshot(&SnapshotId::new(before).unwrap()).await.unwrap();
+        }
+        spec = child_of(&name);
+    }
+    let archive = dir.path().join("archive");
+    let last = SnapshotId::new(before.unwrap()).unwrap();
+    provider.export_snapshot(&last, &archive).await.unwrap();
+    provider.import_snapshot(&SnapshotId::new("again").unwrap(), &archive).await.unwrap();
+    for name in [last.as_str(), "again"] {
+        let child = provider.create(&id("child"), Attempt(1), &child_of(name)).await.unwrap();
+        assert_eq!(sh(&child, "wc -l < all; ls f*").await, (0, "20\nf18\nf19\n".into()), "{name}");
+        provider.destroy(&id("child")).await.unwrap();
+        provider.remove_snapshot(&SnapshotId::new(name).unwrap()).await.unwrap();
+    }
+    std::fs::remove_file(archive).unwrap();
+    provider.settle().await;
+    crate::local::assert_empty(dir.path());
+}
+
+#[tokio::test]
+async fn what_can_not_be_copied_in_the_time_of_a_freeze_is_no_snapshot_and_commands_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LocalOptions { freeze: Duration::ZERO, ..LocalOptions::default() };
+    let provider = LocalProvider::new(dir.path(), options).unwrap();
+    let sandbox = provider.create(&id("busy"), Attempt(1), &offline(Root::Default)).await.unwrap();
+    let writing = sandbox.exec(ExecRequest::shell("while :; do echo >> log; done")).await.unwrap();
+    let grown_beyond = async |size| {
+        let grown = async {
+            loop {
+                match sandbox.stat("log").await.map_or(0, |info| info.size) {
+                    now if now > size => break now,
+                    _ => tokio::time::sleep(Duration::from_millis(2)).await,
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), grown).await.expect("the command does not go on")
+    };
+    grown_beyond(0).await;
+    let name = SnapshotId::new("snap").unwrap();
+    let refused = sandbox.snapshot(&name, &Labels::new()).await.unwrap_err();
+    assert!(refused.kind == ErrorKind::Timeout && refused.hint.is_some(), "{refused}");
+    let size = sandbox.stat("log").await.unwrap().size;
+    grown_beyond(size).await;
+    assert!(provider.snapshots().await.unwrap().is_empty());
+    drop(writing);
+    provider.destroy(&id("busy")).await.unwrap();
+    provider.settle().await;
+    crate::local::assert_empty(dir.path());
+}
+
+#[tokio::test]
+async fn a_snapshot_is_synced_without_anybody_waiting_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let sandbox = provider.create(&id("a"), Attempt(1), &offline(Root::Default)).await.unwrap();
+    for name in ["one", "two"] {
+        snapshot(&sandbox, name).await;
+    }
+    let synced = async {
+        while !["one", "two"].iter().all(|name| record(dir.path(), name).1) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(300), synced).await.expect("nobody synced them");
+    assert_eq!(provider.snapshots().await.unwrap().len(), 2);
+    // What a process did not live to do is done by who sweeps later.
+    snapshot(&sandbox, "owed").await;
+    let (path, _) = record(dir.path(), "owed");
+    let mut meta = json(&path);
+    meta["info"]["created_at"] = 0.into();
+    std::fs::write(&path, meta.to_string()).unwrap();
+    provider.sweep().await.unwrap();
+    assert!(record(dir.path(), "owed").1);
+    provider.destroy(&id("a")).await.unwrap();
+}
+
+/// A reboot is told by the name of the machine's start, which is in every record.
+#[tokio::test]
+async fn after_a_reboot_only_what_was_synced_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let sandbox = provider.create(&id("a"), Attempt(1), &offline(Root::Default)).await.unwrap();
+    assert_eq!(sh(&sandbox, "echo kept > file").await.0, 0);
+    let meta = {
+        snapshot(&sandbox, "kept").await;
+        let (path, _) = record(dir.path(), "kept");
+        let mut meta = json(&path);
+        assert!(meta["boot"].as_str().is_some_and(|boot| !boot.is_empty()));
+        meta["boot"] = "an earlier one".into();
+        let _ = std::fs::remove_file(path); // unless it was synced just now
+        std::fs::write(dir.path().join("snapshots/kept.json"), meta.to_string()).unwrap();
+        meta
+    };
+    let layer = dir.path().join("layers").join(meta["layers"][0].as_str().unwrap());
+    for (name, text) in [("lost", meta.to_string().replace("\"kept\"", "\"lost\"")), ("torn", String::new())]
+    {
+        std::fs::write(layer.join(format!("refs/snapshot.{name}")), "").unwrap();
+        std::fs::write(dir.path().join(format!("snapshots/{name}.unsynced")), text).unwrap();
+    }
+    let listed = async || -> Vec<String> {
+        provider.snapshots().await.unwrap().into_iter().map(|info| info.id.to_string()).collect()
+    };
+    assert_eq!(listed().await, ["kept"]);
+    for name in ["lost", "torn"] {
+        let refused = provider.create(&id("child"), Attempt(1), &child_of(name)).await.err().unwrap();
+        assert_eq!(refused.kind, ErrorKind::NotFound);
+        assert!(refused.message.contains("when the machine stopped") && refused.hint.is_some(), "{refused}");
+        let name = SnapshotId::new(name).unwrap();
+        let refused = provider.export_snapshot(&name, &dir.path().join("archive")).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::NotFound, "{refused}");
+    }
+    // Its name is free again, for the caller who takes it once more.
+    assert_eq!(sh(&sandbox, "echo more >> file").await.0, 0);
+    snapshot(&sandbox, "lost").await;
+    provider.sweep().await.unwrap();
+    assert_eq!(listed().await, ["kept", "lost"]);
+    assert!(!dir.path().join("snapshots/torn.unsynced").exists());
+    assert!(!layer.join("refs/snapshot.torn").exists());
+    for (name, want) in [("kept", "kept\n"), ("lost", "kept\nmore\n")] {
+        let child = provider.create(&id("child"), Attempt(1), &child_of(name)).await.unwrap();
+        assert_eq!(sh(&child, "cat file").await.1, want);
+        provider.destroy(&id("child")).await.unwrap();
+    }
+    // A process of now is not the one that an earlier start gave the same number.
+    let path = dir.path().join("sandboxes/a/meta.json");
+    let now = json(&path);
+    for (boot, status) in [
+        (Some("an earlier one"), SandboxStatus::Dead),
+        (now["boot"].as_str(), SandboxStatus::Running),
+        (None, SandboxStatus::Running),
+    ] {
+        let mut meta = now.clone();
+        match boot {
+            Some(boot) => meta["boot"] = boot.into(),
+            None => drop(meta.as_object_mut().unwrap().remove("boot").unwrap()),
+        }
+        std::fs::write(&path, meta.to_string()).unwrap();
+        assert_eq!(provider.list(&Labels::new()).await.unwrap()[0].status, status, "{boot:?}");
+    }
+    provider.destroy(&id("a")).await.unwrap();
+    for name in ["kept", "lost"] {
+        provider.remove_snapshot(&SnapshotId::new(name).unwrap()).await.unwrap();
+    }
+    provider.settle().await;
+    crate::local::assert_empty(dir.path());
+}
+
+#[tokio::test]
+async fn a_size_is_what_a_snapshot_adds_to_those_before_it() {
+    const MIB: u64 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let provider = open(dir.path());
+    let sandbox = provider.create(&id("a"), Attempt(1), &offline(Root::Default)).await.unwrap();
+    for (name, script) in
+        [("one", "head -c 8M /dev/urandom > a; ln a b"), ("two", "head -c 3M /dev/urandom > c")]
+    {
+        assert_eq!(sh(&sandbox, script).await.0, 0);
+        assert_eq!(snapshot(&sandbox, name).await.bytes, None);
+    }
+    let sizes = async || -> Vec<u64> {
+        loop {
+            // A machine that has no time for it now has it for a later list.
+            let all = provider.measured_snapshots().await.unwrap();
+            if let Some(sizes) = all.into_iter().map(|info| Some(info.bytes? / MIB)).collect() {
+                return sizes;
+            }
+        }
+    };
+    assert_eq!(sizes().await, [8, 3]);
+    provider.remove_snapshot(&SnapshotId::new("one").unwrap()).await.unwrap();
+    assert_eq!(sizes().await, [11], "it lies on all of it");
+    provider.destroy(&id("a")).await.unwrap();
 }

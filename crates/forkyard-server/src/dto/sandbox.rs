@@ -352,6 +352,7 @@ pub struct Snapshot {
     /// Of a run: `run` and what else it knows.
     pub labels: BTreeMap<String, String>,
     pub created_at: u64,
+    /// What it takes on the disk, where that is known: what it shares with an older one counts there.
     pub bytes: Option<u64>,
 }
 

@@ -300,7 +300,7 @@ pub(super) async fn resume_sandbox(
 #[utoipa::path(get, path = "/api/v1/snapshots", tag = "sandboxes", security(("token" = ["read"])),
     responses((status = 200, body = Snapshots)))]
 pub(super) async fn list_snapshots(State(app): State<App>) -> Result<Json<Snapshots>> {
-    let all = app.parts().sandboxes.snapshots().await?;
+    let all = app.parts().sandboxes.measured_snapshots().await?;
     Ok(Json(Snapshots { snapshots: all.into_iter().map(Into::into).collect() }))
 }
 

@@ -117,7 +117,7 @@ impl GcArgs {
     /// Snapshots whose run nobody knows any more. Those that a user made have no run, and stay.
     async fn remove_orphans(&self, yard: &Yard, before: Timestamp, freed: &mut Freed) -> Result<()> {
         for provider in yard.providers.values() {
-            for s in provider.snapshots().await? {
+            for s in provider.measured_snapshots().await? {
                 let run = s.labels.get("run").and_then(|r| RunId::new(r.as_str()).ok());
                 let Some(run) = run.filter(|_| s.created_at <= before) else { continue };
                 if yard.store.run(&run).await.map_err(store_error)?.is_none() {
@@ -175,7 +175,7 @@ impl GcArgs {
             }
         }
         for provider in yard.providers.values() {
-            for s in provider.snapshots().await? {
+            for s in provider.measured_snapshots().await? {
                 if s.labels.get("run").map(String::as_str) != Some(view.id.as_str()) {
                     continue;
                 }

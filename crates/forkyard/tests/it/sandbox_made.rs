@@ -98,6 +98,7 @@ fn a_snapshot_goes_through_a_file() {
     assert_eq!(ran.stdout, "kept\n", "{}", ran.stderr);
     let ran = w.run(&["sandbox", "snapshots"]);
     assert!(ran.stdout.contains("Provider") && ran.stdout.contains("snap2"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("KiB") && !ran.stdout.contains("unknown"), "{}", ran.stdout);
 
     // By pipes, and what is no archive.
     let pipe = format!(

@@ -64,6 +64,8 @@ pub enum SandboxCommand {
     /// Freeze the files of a sandbox under a name, from which others can start.
     Snapshot(make::SnapshotArgs),
     /// List snapshots, those of runs included, remove some, or write one to a file and read it again.
+    ///
+    /// Size is what a snapshot takes on the disk: what it shares with an older one counts there, what is its image's not at all.
     Snapshots(snapshots::SnapshotsArgs),
     /// Make copy-on-write children of a sandbox; it goes on as it is.
     Fork(make::ForkArgs),

@@ -135,10 +135,10 @@ impl SnapshotsArgs {
         if let Some(from) = &self.import {
             return self.import(place, from, out).await;
         }
-        let all = place.sandboxes().snapshots().await?;
         if self.remove.is_empty() {
-            return list(all, out);
+            return list(place.sandboxes().measured_snapshots().await?, out);
         }
+        let all = place.sandboxes().snapshots().await?;
         for id in &self.remove {
             let Some(found) = all.iter().find(|s| s.id == *id) else {
                 return Err(missing(id.as_str()));
