@@ -87,6 +87,15 @@ impl Sandboxes {
         Ok(all)
     }
 
+    /// Snapshots of this machine whose record can't be read, whose they are, and why.
+    pub async fn damaged_snapshots(&self) -> Result<Vec<(ProviderKind, SnapshotId, SandboxError)>> {
+        let mut all = Vec::new();
+        for (kind, provider) in &self.providers {
+            all.extend(provider.damaged_snapshots().await?.into_iter().map(|(id, e)| (*kind, id, e)));
+        }
+        Ok(all)
+    }
+
     /// Whoever has it.
     pub async fn find(&self, id: &SandboxId) -> Result<(Arc<dyn Provider>, SandboxInfo)> {
         for provider in self.providers.values() {

@@ -84,7 +84,12 @@ pub trait Provider: Send + Sync {
     /// Starts it again on the files that it had.
     async fn start(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>>;
 
+    /// Those that can be used.
     async fn snapshots(&self) -> Result<Vec<SnapshotInfo>>;
+    /// Those whose record can't be read, and why: there to be removed.
+    async fn damaged_snapshots(&self) -> Result<Vec<(SnapshotId, SandboxError)>> {
+        Ok(Vec::new())
+    }
     /// Ok if it is gone already; children that use it keep working.
     async fn remove_snapshot(&self, id: &SnapshotId) -> Result<()>;
     async fn export_snapshot(&self, id: &SnapshotId, to: &Path) -> Result<()>;

@@ -356,19 +356,38 @@ impl Inner {
     pub(super) fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
         let mut found = Vec::new();
         for id in self.state.snapshots()? {
-            found.extend(self.state.load_snapshot(&id)?.map(|meta| meta.info));
+            found.extend(self.state.load_snapshot(&id).ok().flatten().map(|meta| meta.info));
         }
         found.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(found)
     }
 
+    pub(super) fn damaged_snapshots(&self) -> Result<Vec<(SnapshotId, SandboxError)>> {
+        let why = |id: SnapshotId| Some((self.state.load_snapshot(&id).err()?, id));
+        Ok(self.state.snapshots()?.into_iter().filter_map(why).map(|(e, id)| (id, e)).collect())
+    }
+
+    /// All layers that are kept for a snapshot, whatever its record says.
+    fn kept_for(&self, user: &str) -> Result<Vec<String>> {
+        let mut layers = state::names(&self.state.root.join("layers"))?;
+        layers.retain(|layer| self.state.layer(layer).join("refs").join(user).exists());
+        Ok(layers)
+    }
+
     pub(super) async fn remove_snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<()> {
         let _lock = self.state.lock(&format!("snapshot.{id}")).await?;
-        let Some(meta) = self.state.load_snapshot(id)? else { return Ok(()) };
+        let user = format!("snapshot.{id}");
+        let layers = match self.state.load_snapshot(id) {
+            Ok(Some(meta)) => meta.layers,
+            Ok(None) => return Ok(()),
+            // Another version knows better what it left; of what is damaged the rest can go.
+            Err(e) if e.kind == ErrorKind::Unsupported => return Err(e),
+            Err(_) => self.kept_for(&user)?,
+        };
         let path = self.state.snapshot(id);
         std::fs::remove_file(&path).map_err(|e| state::io_error(&path, &e))?;
-        for layer in &meta.layers {
-            self.drop_layer(layer, &format!("snapshot.{id}"))?;
+        for layer in &layers {
+            self.drop_layer(layer, &user)?;
         }
         Ok(())
     }

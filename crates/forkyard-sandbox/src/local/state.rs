@@ -246,7 +246,8 @@ impl State {
     }
 
     pub fn load(&self, id: &SandboxId) -> Result<Option<Meta>> {
-        load(&self.sandbox(id).join("meta.json"))
+        let of = load(&self.sandbox(id).join("meta.json"));
+        of.map_err(|e| e.or_hint(format!("`forkyard sandbox rm {id}` removes what is left of it")))
     }
 
     pub fn save(&self, meta: &Meta) -> Result<()> {
@@ -264,7 +265,10 @@ impl State {
     }
 
     pub fn load_snapshot(&self, id: &SnapshotId) -> Result<Option<SnapshotMeta>> {
-        load(&self.snapshot(id))
+        let of = load(&self.snapshot(id));
+        of.map_err(|e| {
+            e.or_hint(format!("`forkyard sandbox snapshots --remove {id}` removes what is left of it"))
+        })
     }
 
     pub fn save_snapshot(&self, meta: &SnapshotMeta) -> Result<()> {

@@ -42,6 +42,7 @@ mod sandbox;
 mod sandbox_docker;
 mod sandbox_ends;
 mod sandbox_made;
+mod sandbox_repairs;
 mod sandbox_streams;
 mod serve;
 mod serve_fuzz;

@@ -182,6 +182,43 @@ fn said(out: &mut Output<'_>, command: &str, id: &SandboxId, text: &str) -> Resu
     Ok(Exit::Success)
 }
 
+/// Several are removed: one that can't be does not keep the others.
+#[derive(Default)]
+struct Removals {
+    gone: Vec<String>,
+    failed: Vec<CliError>,
+}
+
+impl Removals {
+    fn note(&mut self, id: &str, removed: Result<()>, out: &mut Output<'_>) -> Result<()> {
+        match removed {
+            Ok(()) => {
+                if !out.json {
+                    out.line(&format!("{id} is gone."))?;
+                }
+                self.gone.push(id.into());
+            }
+            Err(e) => self.failed.push(e),
+        }
+        Ok(())
+    }
+
+    /// What is there was removed; the first of the failures is the command's own.
+    fn end(self, what: &str, out: &mut Output<'_>) -> Result<Exit> {
+        if out.json && (self.failed.is_empty() || !self.gone.is_empty()) {
+            out.json(&json!({ "schema": "forkyard.removed/1", what: self.gone }))?;
+        }
+        let mut failed = self.failed.into_iter();
+        let Some(mut first) = failed.next() else { return Ok(Exit::Success) };
+        if !self.gone.is_empty() {
+            // Something was changed.
+            first.exit = Exit::Failure;
+        }
+        Err(failed
+            .fold(first, |all, e| CliError { message: format!("{}\n{}", all.message, e.message), ..all }))
+    }
+}
+
 /// Whoever has it.
 async fn find(place: &dyn Place, id: &SandboxId) -> Result<(Arc<dyn Provider>, SandboxInfo)> {
     place.sandboxes().find(id).await.map_err(|e| match e.kind {
