@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use forkyard_core::sandbox::LimitsOverride;
 use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -66,12 +67,14 @@ pub trait Provider: Send + Sync {
         Ok(None)
     }
 
-    /// For a provider that makes children by itself, under names of its own: as many, like their parent.
+    /// For a provider that makes children by itself, under names of its own: as many, like their parent but
+    /// for the limits that are given.
     async fn make_children(
         &self,
         _parent: &SandboxId,
         _count: usize,
         _lifetime: Lifetime,
+        _limits: LimitsOverride,
     ) -> Result<Vec<SandboxId>> {
         Err(SandboxError::new(ErrorKind::Unsupported, "this provider does not make children by itself"))
     }
