@@ -8,6 +8,7 @@ mod shell;
 mod show;
 mod snapshots;
 mod stream;
+mod tree;
 mod way;
 
 use std::sync::Arc;
@@ -41,11 +42,11 @@ pub enum SandboxCommand {
     Create(make::CreateArgs),
     /// List sandboxes, those of runs included.
     List(show::ListArgs),
-    /// Run a command in a sandbox; its exit status becomes this program's.
+    /// Run a command in a sandbox; its exit status becomes this program's, 127 if it is not there and 126 if it can't be executed.
     Exec(exec::ExecArgs),
     /// Open a shell in a sandbox, on a terminal of its own.
     Shell(shell::ShellArgs),
-    /// Copy a file into a sandbox or out of it.
+    /// Copy a file or a folder into a sandbox or out of it.
     Cp(files::CpArgs),
     /// List the files of a folder in a sandbox.
     Ls(files::LsArgs),
@@ -97,7 +98,7 @@ impl SandboxArgs {
             }
             SandboxCommand::List(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Exec(a) => with_place(global, async |place| a.run(place, out).await),
-            SandboxCommand::Shell(a) => with_place(global, async |place| a.run(place).await),
+            SandboxCommand::Shell(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Cp(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Ls(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Cat(a) => with_place(global, async |place| a.run(place, out).await),
