@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use forkyard_core::sandbox::LimitsOverride;
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
 use forkyard_sandbox::owner::{self, is_orphan};
 use forkyard_sandbox::{
@@ -100,6 +101,15 @@ impl Sandboxes {
         Ok(by_age(all))
     }
 
+    /// Snapshots of this machine whose record can't be read, whose they are, and why.
+    pub async fn damaged_snapshots(&self) -> Result<Vec<(ProviderKind, SnapshotId, SandboxError)>> {
+        let mut all = Vec::new();
+        for (kind, provider) in &self.providers {
+            all.extend(provider.damaged_snapshots().await?.into_iter().map(|(id, e)| (*kind, id, e)));
+        }
+        Ok(all)
+    }
+
     /// Whoever has it.
     pub async fn find(&self, id: &SandboxId) -> Result<(Arc<dyn Provider>, SandboxInfo)> {
         for provider in self.providers.values() {
@@ -135,7 +145,7 @@ impl Sandboxes {
         self.provider(kind)?.create(id, Attempt(1), spec).await
     }
 
-    /// Copy-on-write children of a sandbox, which goes on as it is: like it in all but their lifetime. `snapshot` and
+    /// Copy-on-write children of a sandbox, which goes on as it is: like it in all but their lifetime and the limits that are given. `snapshot` and
     /// `children` are names that nobody has; the answer has the children's own.
     pub async fn fork(
         &self,
@@ -143,14 +153,15 @@ impl Sandboxes {
         snapshot: &SnapshotId,
         children: &[SandboxId],
         lifetime: Lifetime,
+        limits: LimitsOverride,
     ) -> Result<Vec<SandboxId>> {
         let (provider, info) = self.find(parent).await?;
         let Some(spec) = provider.spec(parent).await? else {
-            return provider.make_children(parent, children.len(), lifetime).await;
+            return provider.make_children(parent, children.len(), lifetime, limits).await;
         };
         let spec = SandboxSpec {
             root: Root::Snapshot(snapshot.clone()),
-            limits: info.limits,
+            limits: info.limits.with(limits),
             // Forkyard's own name is for the agent of a run, which a child has none of.
             network: NetworkSpec { internal: false, ..spec.network },
             labels: spec.labels.into_iter().filter(|(key, _)| !is_own(key)).collect(),

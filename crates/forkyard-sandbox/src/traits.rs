@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use forkyard_core::sandbox::LimitsOverride;
 use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -75,12 +76,14 @@ pub trait Provider: Send + Sync {
         Ok(None)
     }
 
-    /// For a provider that makes children by itself, under names of its own: as many, like their parent.
+    /// For a provider that makes children by itself, under names of its own: as many, like their parent but
+    /// for the limits that are given.
     async fn make_children(
         &self,
         _parent: &SandboxId,
         _count: usize,
         _lifetime: Lifetime,
+        _limits: LimitsOverride,
     ) -> Result<Vec<SandboxId>> {
         Err(SandboxError::new(ErrorKind::Unsupported, "this provider does not make children by itself"))
     }
@@ -93,10 +96,15 @@ pub trait Provider: Send + Sync {
     /// Starts it again on the files that it had.
     async fn start(&self, id: &SandboxId, attempt: Attempt) -> Result<Arc<dyn Sandbox>>;
 
+    /// Those that can be used.
     async fn snapshots(&self) -> Result<Vec<SnapshotInfo>>;
     /// The same with their sizes, as far as they can be told in a moment: to show them.
     async fn measured_snapshots(&self) -> Result<Vec<SnapshotInfo>> {
         self.snapshots().await
+    }
+    /// Those whose record can't be read, and why: there to be removed.
+    async fn damaged_snapshots(&self) -> Result<Vec<(SnapshotId, SandboxError)>> {
+        Ok(Vec::new())
     }
     /// Ok if it is gone already; children that use it keep working.
     async fn remove_snapshot(&self, id: &SnapshotId) -> Result<()>;

@@ -1831,10 +1831,37 @@ export interface components {
              */
             count: number | null;
             /**
+             * Format: double
+             * @default null
+             */
+            cpus: number | null;
+            /**
+             * Format: int64
+             * @default null
+             */
+            disk_bytes: number | null;
+            /**
              * Format: int64
              * @default null
              */
             lifetime_ms: number | null;
+            /**
+             * Format: int64
+             * @description Of each child; as its parent's if it is not said, like the other limits.
+             * @default null
+             */
+            memory_bytes: number | null;
+            /**
+             * Format: int64
+             * @description Bytes a second and direction.
+             * @default null
+             */
+            network_bytes_per_s: number | null;
+            /**
+             * Format: int32
+             * @default null
+             */
+            processes: number | null;
         };
         Freed: {
             /**

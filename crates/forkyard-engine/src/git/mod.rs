@@ -18,7 +18,7 @@ mod history;
 mod names;
 mod quarantine;
 mod repo;
-pub(crate) mod tar;
+pub mod tar;
 mod tree;
 
 pub use apply::Applied;

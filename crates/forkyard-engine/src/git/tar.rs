@@ -5,7 +5,7 @@ pub(crate) const MAX_LINK_BYTES: u64 = 4095;
 
 const BLOCK: usize = 512;
 /// Two blocks of zeros end an archive.
-pub(crate) const END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
+pub const END: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
 pub(crate) fn padding(size: u64) -> &'static [u8] {
@@ -20,7 +20,7 @@ pub(crate) fn file(path: &str, mode: u32, size: u64, mtime_s: u64) -> Vec<u8> {
     out
 }
 
-pub(crate) fn link(path: &str, target: &[u8], mtime_s: u64) -> Vec<u8> {
+pub fn link(path: &str, target: &[u8], mtime_s: u64) -> Vec<u8> {
     let mut out = extended(path.as_bytes(), target, 0, mtime_s);
     out.extend(header(path.as_bytes(), b'2', 0o777, 0, mtime_s, target));
     out

@@ -30,7 +30,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use forkyard_core::{Attempt, SandboxId, SnapshotId};
+use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use forkyard_guest::zygote::{Bind, Start, Work};
 use tokio::sync::Mutex;
 use tokio_util::task::TaskTracker;
@@ -41,9 +41,9 @@ use self::state::{Meta, State};
 use self::zygote::Zygote;
 use crate::traits::{FREEZE, Tie};
 use crate::{
-    Capabilities, EgressFactory, ErrorKind, ForkCost, InsideFile, Labels, NetworkMode, Provider,
-    ProviderKind, Result, Sandbox, SandboxError, SandboxInfo, SandboxSpec, SandboxStatus, SnapshotInfo,
-    UnusedImage,
+    Achieved, Capabilities, EgressFactory, ErrorKind, ForkCost, InsideFile, Labels, LimitMeans, Limits,
+    NetworkMode, Provider, ProviderKind, Result, Sandbox, SandboxError, SandboxInfo, SandboxSpec,
+    SandboxStatus, SnapshotInfo, UnusedImage,
 };
 
 pub use detect::{Shown, host_trees};
@@ -235,6 +235,38 @@ impl Inner {
         Ok(())
     }
 
+    /// One whose record can't be read: nobody can come to it any more, and it is there to be removed. Why it can't be read says
+    /// whoever tries.
+    fn damaged(&self, id: SandboxId) -> SandboxInfo {
+        let made = self.state.sandbox(&id).metadata().and_then(|meta| meta.modified()).ok();
+        let made = made.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok()).unwrap_or_default();
+        let made = Timestamp(u64::try_from(made.as_millis()).unwrap_or(u64::MAX));
+        SandboxInfo {
+            id,
+            provider: ProviderKind::Local,
+            status: SandboxStatus::Dead,
+            attempt: Attempt(1),
+            labels: Labels::new(),
+            limits: Limits {
+                memory_bytes: 0,
+                cpus: 0.0,
+                disk_bytes: 0,
+                processes: 0,
+                network_bytes_per_s: None,
+            },
+            achieved: Achieved {
+                memory: LimitMeans::None,
+                cpu: LimitMeans::None,
+                disk: LimitMeans::None,
+                processes: LimitMeans::None,
+                network: LimitMeans::None,
+                layers: Vec::new(),
+            },
+            created_at: made,
+            deadline: made,
+        }
+    }
+
     fn meta(&self, id: &SandboxId) -> Result<Meta> {
         self.state.load(id)?.ok_or_else(|| not_found(id))
     }
@@ -309,10 +341,14 @@ impl Provider for LocalProvider {
     async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>> {
         let mut found = Vec::new();
         for id in self.inner.state.sandboxes()? {
-            // Gone between the two looks, or not readable: the list is of what is there.
-            let Ok(Some(meta)) = self.inner.state.load(&id) else { continue };
-            if labels.iter().all(|(key, value)| meta.labels.get(key) == Some(value)) {
-                found.push(info(&meta));
+            let info = match self.inner.state.load(&id) {
+                Ok(Some(meta)) => info(&meta),
+                // Gone between the two looks.
+                Ok(None) => continue,
+                Err(_) => self.inner.damaged(id),
+            };
+            if labels.iter().all(|(key, value)| info.labels.get(key) == Some(value)) {
+                found.push(info);
             }
         }
         found.sort_by(|a, b| a.id.cmp(&b.id));
@@ -357,6 +393,10 @@ impl Provider for LocalProvider {
 
     async fn measured_snapshots(&self) -> Result<Vec<SnapshotInfo>> {
         self.inner.measured_snapshots().await
+    }
+
+    async fn damaged_snapshots(&self) -> Result<Vec<(SnapshotId, SandboxError)>> {
+        self.inner.damaged_snapshots()
     }
 
     async fn remove_snapshot(&self, id: &SnapshotId) -> Result<()> {

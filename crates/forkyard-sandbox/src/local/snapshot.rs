@@ -376,25 +376,40 @@ impl Inner {
     pub(super) fn snapshots(&self) -> Result<Vec<SnapshotInfo>> {
         let mut found = Vec::new();
         for id in self.state.snapshots()? {
-            match self.state.find_snapshot(&id)? {
-                Kept::Whole(meta) => found.push(meta.info),
-                Kept::Nothing | Kept::Torn => {}
+            // One that is damaged keeps no other from being seen.
+            if let Ok(Kept::Whole(meta)) = self.state.find_snapshot(&id) {
+                found.push(meta.info);
             }
         }
         found.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(found)
     }
 
+    pub(super) fn damaged_snapshots(&self) -> Result<Vec<(SnapshotId, SandboxError)>> {
+        let why = |id: SnapshotId| Some((self.state.find_snapshot(&id).err()?, id));
+        Ok(self.state.snapshots()?.into_iter().filter_map(why).map(|(e, id)| (id, e)).collect())
+    }
+
+    /// All layers that are kept for a snapshot, whatever its record says.
+    fn kept_for(&self, user: &str) -> Result<Vec<String>> {
+        let mut layers = state::names(&self.state.root.join("layers"))?;
+        layers.retain(|layer| self.state.layer(layer).join("refs").join(user).exists());
+        Ok(layers)
+    }
+
     pub(super) async fn remove_snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<()> {
         let _lock = self.state.lock(&format!("snapshot.{id}")).await?;
-        let layers = match self.state.find_snapshot(id)? {
-            Kept::Nothing => return Ok(()),
-            Kept::Whole(meta) => meta.layers,
-            Kept::Torn => Vec::new(), // a sweep finds those that are there
+        let user = format!("snapshot.{id}");
+        let layers = match self.state.find_snapshot(id) {
+            Ok(Kept::Nothing) => return Ok(()),
+            Ok(Kept::Whole(meta)) => meta.layers,
+            // Another version knows better what it left; of what is damaged the rest can go.
+            Err(e) if e.kind == ErrorKind::Unsupported => return Err(e),
+            Ok(Kept::Torn) | Err(_) => self.kept_for(&user)?,
         };
         self.state.forget_snapshot(id)?;
         for layer in &layers {
-            self.drop_layer(layer, &format!("snapshot.{id}"))?;
+            self.drop_layer(layer, &user)?;
         }
         Ok(())
     }

@@ -283,7 +283,8 @@ impl State {
     }
 
     pub fn load(&self, id: &SandboxId) -> Result<Option<Meta>> {
-        load(&self.sandbox(id).join("meta.json"))
+        let of = load(&self.sandbox(id).join("meta.json"));
+        of.map_err(|e| e.or_hint(format!("`forkyard sandbox rm {id}` removes what is left of it")))
     }
 
     pub fn save(&self, meta: &Meta) -> Result<()> {
@@ -311,7 +312,10 @@ impl State {
                 Ok(_) | Err(_) => Ok(Kept::Torn),
             };
         }
-        Ok(load(&synced)?.map_or(Kept::Nothing, |meta| Kept::Whole(Box::new(meta))))
+        let loaded = load(&synced).map_err(|e| {
+            e.or_hint(format!("`forkyard sandbox snapshots --remove {id}` removes what is left of it"))
+        });
+        Ok(loaded?.map_or(Kept::Nothing, |meta| Kept::Whole(Box::new(meta))))
     }
 
     /// One that is torn is an error that says so.

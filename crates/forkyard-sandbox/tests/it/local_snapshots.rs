@@ -198,6 +198,21 @@ async fn a_sandbox_whose_record_is_damaged_can_be_removed() {
         assert_eq!(snapshot(&sandbox, &format!("of{name}")).await.mode, SnapshotMode::Sealed);
     }
     std::fs::write(dir.path().join("sandboxes/a/meta.json"), "").unwrap();
+    std::fs::write(dir.path().join("snapshots/ofa.json"), "{").unwrap();
+    let found = provider.list(&Labels::new()).await.unwrap();
+    let found: Vec<_> = found.iter().map(|s| (s.id.as_str(), s.status)).collect();
+    assert_eq!(found, [("a", SandboxStatus::Dead), ("b", SandboxStatus::Running)]);
+    // What it carries is not known.
+    assert!(provider.list(&Labels::from([("a".into(), "b".into())])).await.unwrap().is_empty());
+    let e = provider.create(&id("a"), Attempt(1), &offline(Root::Default)).await.map(drop).unwrap_err();
+    assert!(e.hint.is_some_and(|hint| hint.contains("forkyard sandbox rm a")), "{}", e.message);
+    let names = |all: Vec<SnapshotInfo>| all.iter().map(|s| s.id.to_string()).collect::<Vec<_>>();
+    assert_eq!(names(provider.snapshots().await.unwrap()), ["ofb"]);
+    let damaged = provider.damaged_snapshots().await.unwrap();
+    let [(name, e)] = damaged.as_slice() else { panic!("{damaged:?}") };
+    assert!(name.as_str() == "ofa" && e.to_string().contains("--remove ofa"), "{e}");
+    let e = provider.create(&id("c"), Attempt(1), &child_of("ofa")).await.map(drop).unwrap_err();
+    assert!(e.to_string().contains("--remove ofa"), "{e}");
     // Neither does it keep what is left of others.
     provider.sweep().await.unwrap();
     for name in ["b", "a"] {

@@ -381,6 +381,13 @@ pub struct ForkSandbox {
     /// How many children; one if it is not said.
     #[schema(minimum = 1, maximum = 100)]
     pub count: Option<u32>,
+    /// Of each child; as its parent's if it is not said, like the other limits.
+    pub memory_bytes: Option<u64>,
+    pub cpus: Option<f64>,
+    pub disk_bytes: Option<u64>,
+    pub processes: Option<u32>,
+    /// Bytes a second and direction.
+    pub network_bytes_per_s: Option<u64>,
     #[schema(minimum = 1000, maximum = 604800000)]
     pub lifetime_ms: Option<u64>,
 }

@@ -3,6 +3,7 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
+use forkyard_core::sandbox::LimitsOverride;
 use forkyard_core::{Millis, SandboxId, SnapshotId, Timestamp};
 use forkyard_engine::sandboxes::types::{
     self, Labels, Lifetime, Limits, NetworkSpec, Provider, Root, SandboxInfo, SandboxSpec,
@@ -405,14 +406,29 @@ pub(super) async fn fork_sandbox(
     let (key, what) = (Key::read(&headers, &by)?, format!("fork/{id}"));
     let act = async {
         let count = within("count", u64::from(request.count.unwrap_or(1)), 1, u64::from(MAX_CHILDREN))?;
-        let like = CreateSandbox { lifetime_ms: request.lifetime_ms, ..Default::default() };
+        let limits = LimitsOverride {
+            memory_bytes: request.memory_bytes,
+            cpus: request.cpus,
+            disk_bytes: request.disk_bytes,
+            processes: request.processes,
+            network_bytes_per_s: request.network_bytes_per_s,
+        };
+        let like = CreateSandbox {
+            memory_bytes: limits.memory_bytes,
+            cpus: limits.cpus,
+            disk_bytes: limits.disk_bytes,
+            processes: limits.processes,
+            lifetime_ms: request.lifetime_ms,
+            ..Default::default()
+        };
+        // In the same bounds as those of any other sandbox.
         let lifetime = app.sandbox_spec(&like)?.lifetime;
         let (_, parent) = app.find_sandbox(&id).await?;
         let children: Vec<SandboxId> =
             (0..count).map(|n| new_id(key.as_ref(), &format!("{what}/{n}"))).collect();
         app.record(&by, "sandbox.fork", &id, json!({ "children": children })).await?;
         let between = snapshot_id(&format!("n{}", id_for(key.as_ref(), &what)))?;
-        let made = app.parts().sandboxes.fork(&parent.id, &between, &children, lifetime).await?;
+        let made = app.parts().sandboxes.fork(&parent.id, &between, &children, lifetime, limits).await?;
         let sandboxes = made.iter().map(ToString::to_string).collect();
         Ok(Children { parent: id.clone(), sandboxes })
     };

@@ -182,6 +182,12 @@ async fn check_starts(yard: &Yard, spec: &RunSpec) -> Result<()> {
                         .hint("`forkyard sandbox snapshots` shows them"));
                 }
             }
+            Start::Root(Root::Directory(dir)) if spec.engine == EngineKind::Temporal => {
+                return Err(CliError::usage(format!(
+                    "--image dir:{dir}: Temporal's workers may be on other hosts, where it is another folder"
+                ))
+                .hint("name an image, or leave --engine temporal out"));
+            }
             Start::Root(Root::Default | Root::Image(_) | Root::Directory(_)) => {}
         }
     }

@@ -8,7 +8,7 @@ use forkyard_core::{SandboxId, SnapshotId};
 use serde::Deserialize;
 
 use super::fork::{repo_spec, start};
-use super::run_options::RunOptions;
+use super::run_options::{RunOptions, image};
 use crate::cli::Global;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
@@ -266,14 +266,14 @@ impl RunFile {
             .fork
             .iter()
             .enumerate()
-            .map(|(i, f)| f.spec(i, &like[i % like.len()], !self.prompt.list().is_empty()))
+            .map(|(i, f)| f.spec(i, &like[i % like.len()], !self.prompt.list().is_empty(), settings))
             .collect::<Result<_>>()?;
         Ok(spec)
     }
 }
 
 impl ForkFile {
-    fn spec(&self, i: usize, like: &ForkSpec, has_prompt: bool) -> Result<ForkSpec> {
+    fn spec(&self, i: usize, like: &ForkSpec, has_prompt: bool, settings: &Settings) -> Result<ForkSpec> {
         if self.prompt.is_none() && !has_prompt {
             return Err(CliError::usage(format!("fork[{i}] has no prompt"))
                 .hint("give it one, or write one for all forks at the top"));
@@ -292,7 +292,7 @@ impl ForkFile {
             .hint("leave one: it is what the fork starts from"));
         }
         let root = match (&self.image, &self.snapshot) {
-            (Some(image), _) => Some(Root::Image(image.clone())),
+            (Some(name), _) => Some(image(settings, name)?),
             (None, Some(id)) => Some(Root::Snapshot(id.clone())),
             (None, None) => None,
         };

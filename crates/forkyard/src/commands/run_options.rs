@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use forkyard_core::budget::BudgetLimits;
-use forkyard_core::sandbox::{LimitsOverride, Root, Volume};
+use forkyard_core::sandbox::{LimitsOverride, ProviderKind, Root, Volume};
 use forkyard_core::spec::{AgentPlan, ForkSpec, NetworkPlan, RepoSpec, RunSpec, SandboxPlan, UntilVerified};
 use forkyard_core::{SandboxId, SnapshotId};
 
@@ -62,7 +62,8 @@ pub struct RunOptions {
     /// Who makes the sandboxes: local, docker, e2b or daytona [default: local].
     #[arg(long, value_name = "NAME", help_heading = "Sandbox")]
     pub provider: Option<String>,
-    /// Image that sandboxes start from.
+    /// Image that sandboxes start from: a registry's name, `oci:PATH`, `archive:PATH` or `dir:PATH` (a folder of this machine as
+    /// the root, which stays as it is; local only).
     #[arg(long, value_name = "IMAGE", conflicts_with = "snapshot", help_heading = "Sandbox")]
     pub image: Option<String>,
     /// Snapshot that sandboxes start from.
@@ -226,11 +227,7 @@ impl RunOptions {
             }
             None => None,
         };
-        let root = match (&s.image, &s.snapshot) {
-            (_, Some(id)) => Root::Snapshot(SnapshotId::new(id.clone())?),
-            (Some(image), None) => Root::Image(image.clone()),
-            (None, None) => Root::Default,
-        };
+        let root = root(s)?;
         let prompt_template = match &self.agent_prompt {
             Some(path) => Some(std::fs::read_to_string(path).map_err(|e| {
                 CliError::usage(format!("--agent-prompt {}: {e}", path.display()))
@@ -320,6 +317,44 @@ impl RunOptions {
             })
             .collect())
     }
+}
+
+/// What sandboxes start from.
+pub fn root(s: &Settings) -> Result<Root> {
+    match (&s.image, &s.snapshot) {
+        (_, Some(id)) => Ok(Root::Snapshot(SnapshotId::new(id.clone())?)),
+        (Some(name), None) => image(s, name),
+        (None, None) => Ok(Root::Default),
+    }
+}
+
+/// An image as its user names it, which may be a folder of this machine.
+pub fn image(s: &Settings, name: &str) -> Result<Root> {
+    let Some(dir) = name.strip_prefix("dir:") else { return Ok(Root::Image(name.into())) };
+    if s.provider != ProviderKind::Local {
+        return Err(CliError::usage(format!(
+            "--image {name}: only local sandboxes take a folder as their root"
+        ))
+        .hint("use --provider local, or name an image"));
+    }
+    match &s.remote_url {
+        // Whoever asks a server for it refuses it.
+        Some(_) => Ok(Root::Directory(dir.into())),
+        None => Ok(Root::Directory(folder(dir)?)),
+    }
+}
+
+/// As the provider wants it: whole.
+fn folder(dir: &str) -> Result<String> {
+    let named = |why: String| {
+        CliError::usage(format!("--image dir:{dir}: {why}"))
+            .hint("name a folder that is there, such as dir:/srv/root")
+    };
+    let path = std::path::Path::new(dir).canonicalize().map_err(|e| named(e.to_string()))?;
+    if !path.is_dir() {
+        return Err(named("it is not a folder".into()));
+    }
+    path.into_os_string().into_string().map_err(|_| named("its path is not UTF-8".into()))
 }
 
 /// `HOST:PATH[:rw]`; the settings have checked its form.

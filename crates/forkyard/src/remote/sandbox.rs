@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use forkyard_core::sandbox::LimitsOverride;
 use forkyard_core::{Attempt, CallId, SandboxId, SnapshotId, Timestamp};
 use forkyard_engine::sandboxes::is_own;
 use forkyard_sandbox::{
@@ -188,8 +189,18 @@ impl Provider for RemoteProvider {
         parent: &SandboxId,
         count: usize,
         lifetime: Lifetime,
+        limits: LimitsOverride,
     ) -> Result<Vec<SandboxId>> {
-        let body = dto::ForkSandbox { count: u32::try_from(count).ok(), lifetime_ms: Some(lifetime.0.0) };
+        let LimitsOverride { memory_bytes, cpus, disk_bytes, processes, network_bytes_per_s } = limits;
+        let body = dto::ForkSandbox {
+            count: u32::try_from(count).ok(),
+            memory_bytes,
+            cpus,
+            disk_bytes,
+            processes,
+            network_bytes_per_s,
+            lifetime_ms: Some(lifetime.0.0),
+        };
         let path = format!("/sandboxes/{parent}/fork");
         let made: dto::Children = self.client.post(&path, &body).await.map_err(error)?;
         let id =

@@ -153,7 +153,7 @@ settings! {
 
     /// Who makes the sandboxes.
     provider: ProviderKind = "sandbox.provider" { default: Some("local"), env: &[var("FORKYARD_PROVIDER")], flag: Some("--provider") }
-    /// Image that sandboxes start from: a registry reference, `oci:PATH` or `archive:PATH`. Unset: the host's own system, read-only.
+    /// Image that sandboxes start from: a registry reference, `oci:PATH`, `archive:PATH` or `dir:PATH` (a folder of this machine). Unset: the host's own system, read-only.
     image: Option<String> = "sandbox.image" { env: &[var("FORKYARD_IMAGE"), var("SANDBOX_IMAGE")], flag: Some("--image") }
     /// Snapshot that sandboxes start from.
     snapshot: Option<String> = "sandbox.snapshot" { env: &[var("SANDBOX_SNAPSHOT")], flag: Some("--snapshot") }

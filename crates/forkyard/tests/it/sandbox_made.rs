@@ -48,6 +48,55 @@ fn children_are_like_their_parent() {
 }
 
 #[test]
+fn children_have_the_limits_that_are_said() {
+    let w = World::new();
+    let made =
+        ["sandbox", "create", "--name", "box1", "--network", "none", "--memory", "300MiB", "--cpus", "1"];
+    assert_eq!(w.run(&made).code, 0);
+    let ran =
+        w.run(&["sandbox", "fork", "box1", "--memory", "200MiB", "--processes", "64", "--disk", "100MiB"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let limits = w.json(&["--json", "sandbox", "stats", ran.stdout.trim()])["limits"].clone();
+    let of = |name: &str| limits[name].as_f64().unwrap();
+    assert_eq!(
+        (of("memory_bytes"), of("disk_bytes")),
+        (f64::from(200 << 20), f64::from(100 << 20)),
+        "{limits}"
+    );
+    assert_eq!((of("processes"), of("cpus")), (64.0, 1.0), "{limits}");
+    let ran = w.run(&["sandbox", "fork", "box1", "--memory", "lots"]);
+    assert!(ran.code == 2 && ran.stderr.contains("--memory \"lots\""), "{}", ran.stderr);
+    // A child that can't be leaves nothing between.
+    let ran = w.run(&["sandbox", "fork", "box1", "--memory", "1KiB"]);
+    assert!(ran.code == 2 && ran.stderr.contains("hint: "), "{}", ran.stderr);
+    assert_eq!(w.json(&["--json", "sandbox", "snapshots"])["snapshots"].as_array().unwrap().len(), 0);
+    assert_eq!(w.json(&["--json", "sandbox", "list"])["sandboxes"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_command_that_does_not_begin_ends_as_in_a_shell() {
+    let w = World::new();
+    assert_eq!(w.run(&["sandbox", "create", "--network", "none", "--name", "box1"]).code, 0);
+    assert_eq!(w.run(&["sandbox", "exec", "box1", "--", "touch", "plain"]).code, 0);
+    for (command, code) in
+        [("no-such-program", 127), ("/workspace/none", 127), ("/workspace/plain", 126), ("/etc", 126)]
+    {
+        let ran = w.run(&["sandbox", "exec", "box1", "--", command]);
+        assert_eq!(ran.code, code, "{command}: {}", ran.stderr);
+        assert!(ran.stderr.contains("hint: "), "{command}: {}", ran.stderr);
+        let json = w.json(&["--json", "sandbox", "exec", "box1", "--", command]);
+        assert_eq!(json["exit_code"], code, "{command}: {json}");
+    }
+    let ran = w.run(&["sandbox", "run", "--network", "none", "--", "no-such-program"]);
+    assert_eq!(ran.code, 127, "{}", ran.stderr);
+    // That is no word about the command.
+    assert_eq!(w.run(&["sandbox", "exec", "none", "--", "true"]).code, 2);
+    assert_eq!(w.run(&["sandbox", "exec", "--cwd", "/none", "box1", "true"]).code, 2);
+    let ran = w.run(&["sandbox", "run", "--network", "none", "--cwd", "/usr/bin", "--", "pwd"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, "/usr/bin\n"), "{}", ran.stderr);
+}
+
+#[test]
 fn a_name_means_one_thing() {
     let w = World::new();
     let create = ["sandbox", "create", "--network", "none", "--name", "box1"];
@@ -148,6 +197,21 @@ fn a_folder_can_be_the_root_and_the_network_can_be_narrow() {
     assert_eq!((ran.code, ran.stdout.as_str()), (0, "this root\n"), "{}", ran.stderr);
     let ran = w.run(&["sandbox", "run", "--image", "dir:/nowhere", "true"]);
     assert_eq!(ran.code, 2, "{}", ran.stderr);
+
+    // Of runs, too; what can't be is said before there is one.
+    let forks = World::with_commit();
+    for more in [&["--image", "dir:/nowhere"][..], &["--image", &image, "--engine", "temporal"]] {
+        let ran = forks.fork(more);
+        assert!(
+            ran.code == 2 && ran.stderr.contains("dir:") && ran.stderr.contains("hint: "),
+            "{}",
+            ran.stderr
+        );
+    }
+    assert_eq!(forks.json(&["list", "--json"])["runs"].as_array().unwrap().len(), 0);
+    let seen = "cat /etc/mine | /bin/cat > seen.txt; [ -e a.txt ]";
+    let ran = forks.fork(&["--image", &image, "--setup", "cat /etc/mine", "--verify", seen]);
+    assert_eq!(ran.code, 0, "{}{}", ran.stdout, ran.stderr);
 
     let made = w.run(&["sandbox", "create", "--name", "n", "--network-rate", "1MiB", "--no-default-allow"]);
     assert_eq!(made.code, 0, "{}", made.stderr);

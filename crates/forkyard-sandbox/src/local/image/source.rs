@@ -218,7 +218,12 @@ pub fn archive(path: &Path) -> Result<Image> {
         }
         _ => io_error(path, &e),
     })?;
-    let broken = |e: std::io::Error| refused(format!("{}: {e}", path.display()));
+    // What is no archive is told without what is in it: an error of its reader holds parts of that.
+    let broken = |e: std::io::Error| match e.raw_os_error() {
+        Some(_) => io_error(path, &e),
+        None => refused(format!("{} is no archive, or not all of one", path.display()))
+            .hint("make it with docker save"),
+    };
     // Where each member lies; links stand for what they name.
     let (mut members, mut links) = (BTreeMap::new(), BTreeMap::new());
     let mut tar = tar::Archive::new(file);

@@ -76,7 +76,8 @@ impl ExecArgs {
         let (sandbox, _way) = way::attach(place, &self.sandbox).await?;
         let said = json!({ "command": self.command.join(" ") });
         place.record("sandbox.exec", self.sandbox.as_str(), said).await?;
-        Ok(run_inside(&*sandbox, asked, &mut signals, out).await?.exit())
+        let ended = run_inside(&*sandbox, asked, &mut signals, out).await;
+        Ok(ended.map_err(|e| not_started(e, &self.command))?.exit())
     }
 }
 
@@ -231,6 +232,18 @@ fn tell(result: &ExecResult, told: bool) {
     } else if result.timed_out {
         eprintln!("killed: it took longer than --timeout");
     }
+}
+
+/// A command that could not begin ends as it does in a shell. The guest says so of the command by its name, and every API hands
+/// that on as it is.
+pub fn not_started(e: CliError, command: &[String]) -> CliError {
+    let program = command.first().map_or("", String::as_str);
+    let exit = match e.message.strip_prefix(program).and_then(|said| said.strip_prefix(": ")) {
+        Some("command not found") => Exit::Command(127),
+        Some(errno) if errno.contains("(os error ") => Exit::Command(126),
+        Some(_) | None => e.exit,
+    };
+    CliError { exit, ..e }
 }
 
 /// The command's own exit status.

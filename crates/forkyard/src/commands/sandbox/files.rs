@@ -2,14 +2,17 @@ use std::io::SeekFrom;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use clap::Args;
 use forkyard_core::SandboxId;
-use forkyard_sandbox::{FileKind, Sandbox};
-use serde_json::json;
+use forkyard_sandbox::{ExecRequest, FileKind, Sandbox};
+use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::io::{AsyncSeekExt, AsyncWriteExt};
 
 use super::stream::Signals;
+use super::tree::{self, Copied};
 use super::{observe, said};
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
@@ -20,16 +23,20 @@ use crate::render::table::{left, right};
 use crate::render::{Cell, Table};
 
 /// Bytes that are asked for at a time.
-const PIECE: u64 = 1 << 20;
+pub(super) const PIECE: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Args)]
 pub struct CpArgs {
-    /// A file of the host, or SANDBOX:PATH.
+    /// A file or folder of the host, or SANDBOX:PATH.
     #[arg(value_name = "FROM")]
     pub from: String,
-    /// The same; one of the two is inside.
+    /// The same; one of the two is inside. What is copied goes into a folder that is there, under its own name.
     #[arg(value_name = "TO")]
     pub to: String,
+    /// Folders are copied with all that is in them, with this or without it. Out of a sandbox come no links that lead out of the
+    /// folder, and nothing that is there is replaced.
+    #[arg(short, long)]
+    pub recursive: bool,
 }
 
 enum End {
@@ -52,13 +59,26 @@ impl CpArgs {
         match (end(&self.from)?, end(&self.to)?) {
             (End::Host(from), End::Inside(id, path)) => {
                 let sandbox = observe(place, &id).await?;
-                let named = |e| CliError::usage(format!("{}: {e}", from.display()));
+                let named = |e| {
+                    CliError::usage(format!("{}: {e}", from.display()))
+                        .hint("name a file or folder of this machine that can be read")
+                };
                 let mut file = tokio::fs::File::open(&from).await.map_err(named)?;
                 let meta = file.metadata().await?;
+                if meta.is_dir() {
+                    // `.` has a name of its own.
+                    let name = match from.file_name() {
+                        Some(_) => from.clone(),
+                        None => from.canonicalize().map_err(named)?,
+                    };
+                    let path = into_folder(&*sandbox, &path, &name).await?;
+                    place.record("sandbox.write_file", id.as_str(), json!({ "path": path })).await?;
+                    let copied = tree::copy_in(&*sandbox, &from, &path).await?;
+                    return said(out, "cp", &id, &whole(&copied, &format!("{id}:{path}")));
+                }
                 if !meta.is_file() {
-                    return Err(CliError::usage(format!("{} is not a file", from.display())).hint(
-                        "pack a folder with tar, copy that, and unpack it with `forkyard sandbox exec`",
-                    ));
+                    return Err(CliError::usage(format!("{} is neither file nor folder", from.display()))
+                        .hint("write what it gives to a file, and copy that"));
                 }
                 let mode = meta.permissions().mode() & 0o777;
                 let path = into_folder(&*sandbox, &path, &from).await?;
@@ -73,12 +93,20 @@ impl CpArgs {
                     Some(_) | None => to,
                 };
                 let mut signals = Signals::take()?;
-                let bytes = tokio::select! {
-                    copied = copy_out(&*sandbox, &path, &to) => copied?,
+                let copy = async {
+                    if sandbox.stat(&path).await.is_ok_and(|found| found.kind == FileKind::Dir) {
+                        let copied = tree::copy_out(&*sandbox, &path, &to).await?;
+                        return Ok(whole(&copied, &to.display().to_string()));
+                    }
+                    let bytes = copy_out(&*sandbox, &path, &to).await?;
+                    Ok::<_, CliError>(format!("{bytes} bytes to {}", to.display()))
+                };
+                let text = tokio::select! {
+                    copied = copy => copied?,
                     // Returns, so that nothing half written stays.
                     _ = signals.recv() => return Ok(Exit::Interrupted),
                 };
-                said(out, "cp", &id, &format!("{bytes} bytes to {}", to.display()))
+                said(out, "cp", &id, &text)
             }
             (End::Host(_), End::Host(_)) | (End::Inside(..), End::Inside(..)) => {
                 Err(CliError::usage("one of the two has to be inside a sandbox")
@@ -86,6 +114,10 @@ impl CpArgs {
             }
         }
     }
+}
+
+fn whole(copied: &Copied, to: &str) -> String {
+    format!("{} files, {} bytes to {to}", copied.files, copied.bytes)
 }
 
 /// `to` is as it was until all of the file is there, or at least known to be.
@@ -240,17 +272,40 @@ impl CatArgs {
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         let sandbox = observe(place, &self.sandbox).await?;
         let mut offset = 0;
+        let mut whole = Vec::new();
         loop {
             let piece = sandbox.read_file(&self.path, offset, PIECE).await?;
             if piece.is_empty() {
+                if out.json {
+                    out.json(&self.document(whole))?;
+                }
                 return Ok(Exit::Success);
             }
             offset += piece.len() as u64;
-            if out.style.is_terminal() {
+            if out.json {
+                if offset > ExecRequest::DEFAULT_MAX_OUTPUT {
+                    let most = ExecRequest::DEFAULT_MAX_OUTPUT >> 20;
+                    let message = format!("{}: a document holds at most {most} MiB", self.path);
+                    return Err(CliError::failure(message).hint("leave --json out: bytes have no bound"));
+                }
+                whole.extend_from_slice(&piece);
+            } else if out.style.is_terminal() {
                 out.text(&crate::render::plain_block(&String::from_utf8_lossy(&piece)))?;
             } else {
                 out.bytes(&piece)?;
             }
         }
+    }
+
+    fn document(&self, whole: Vec<u8>) -> Value {
+        let bytes = whole.len();
+        let (text, base64) = match String::from_utf8(whole) {
+            Ok(text) => (Some(text), None),
+            Err(e) => (None, Some(BASE64.encode(e.as_bytes()))),
+        };
+        json!({
+            "schema": "forkyard.file/1", "sandbox_id": self.sandbox, "path": self.path, "bytes": bytes,
+            "text": text, "base64": base64,
+        })
     }
 }

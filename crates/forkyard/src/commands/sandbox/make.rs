@@ -2,25 +2,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use clap::Args;
+use forkyard_core::sandbox::LimitsOverride;
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
 use forkyard_engine::sandboxes::{Sandboxes, is_own};
 use forkyard_sandbox::{
-    ErrorKind, Labels, Lifetime, Limits, NetworkSpec, Provider, Root, Sandbox, SandboxSpec, SnapshotMode,
-    owner,
+    ErrorKind, Labels, Lifetime, Limits, NetworkSpec, Provider, Sandbox, SandboxSpec, SnapshotMode, owner,
 };
 use serde_json::json;
 
-use super::exec::{Asked, HowArgs, run_inside};
+use super::exec::{Asked, HowArgs, not_started, run_inside};
 use super::stream::Signals;
 use super::way::Way;
 use super::{find, observe};
 use crate::commands::cleanup::duration;
-use crate::commands::run_options::volume;
+use crate::commands::run_options::{root, volume};
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
 use crate::place::Place;
-use crate::settings::{Flags, Settings};
+use crate::settings::{ByteSize, Flags, Raw, Settings, Value};
 use crate::yard::{on_record, random_text};
 
 // Not a doc comment, which would become the text of the command that it is a part of.
@@ -111,14 +111,7 @@ impl MakeOptions {
     }
 
     fn spec(&self, s: &Settings) -> Result<SandboxSpec> {
-        let root = match (&s.image, &s.snapshot) {
-            (_, Some(id)) => Root::Snapshot(SnapshotId::new(id.clone())?),
-            (Some(image), None) => match image.strip_prefix("dir:") {
-                Some(dir) => Root::Directory(folder(dir)?),
-                None => Root::Image(image.clone()),
-            },
-            (None, None) => Root::Default,
-        };
+        let root = root(s)?;
         let mut limits = Limits {
             memory_bytes: s.memory.0,
             cpus: s.cpus,
@@ -159,19 +152,6 @@ impl MakeOptions {
         let sandbox = provider.create(id, Attempt(1), spec).await?;
         Ok((provider, sandbox))
     }
-}
-
-/// As the provider wants it: whole.
-fn folder(dir: &str) -> Result<String> {
-    let named = |why: String| {
-        CliError::usage(format!("--image dir:{dir}: {why}"))
-            .hint("name a folder that is there, such as dir:/srv/root")
-    };
-    let path = std::path::Path::new(dir).canonicalize().map_err(|e| named(e.to_string()))?;
-    if !path.is_dir() {
-        return Err(named("it is not a folder".into()));
-    }
-    path.into_os_string().into_string().map_err(|_| named("its path is not UTF-8".into()))
 }
 
 /// Labels of the command line.
@@ -237,6 +217,9 @@ async fn refuse_taken(s: &Settings, sandboxes: &Sandboxes, id: &SandboxId) -> Re
 pub struct RunArgs {
     #[command(flatten)]
     pub options: MakeOptions,
+    /// Folder inside [default: /workspace].
+    #[arg(long, value_name = "DIR")]
+    pub cwd: Option<String>,
     #[command(flatten)]
     pub how: HowArgs,
     /// Keep the sandbox.
@@ -250,7 +233,8 @@ pub struct RunArgs {
 impl RunArgs {
     pub async fn run(&self, s: &Settings, sandboxes: &Sandboxes, out: &mut Output<'_>) -> Result<Exit> {
         let (command, tty) = (&self.command, !self.how.no_tty);
-        let asked = Asked { command, cwd: None, env: BTreeMap::new(), timeout: self.how.timeout()?, tty };
+        let (cwd, timeout) = (self.cwd.clone(), self.how.timeout()?);
+        let asked = Asked { command, cwd, env: BTreeMap::new(), timeout, tty };
         let mut spec = self.options.spec(s)?;
         if !self.keep {
             // So that it goes even if we can't see to it.
@@ -274,7 +258,7 @@ impl RunArgs {
         } else {
             provider.destroy(&id).await?;
         }
-        Ok(ended?.exit())
+        Ok(ended.map_err(|e| not_started(e, command))?.exit())
     }
 }
 
@@ -330,19 +314,54 @@ pub struct ForkArgs {
     /// How many.
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub count: u32,
+    /// Their memory [default: as their parent's, like the other limits].
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<String>,
+    /// Their processors.
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<String>,
+    /// Their disk.
+    #[arg(long, value_name = "SIZE")]
+    pub disk: Option<String>,
+    /// Their processes.
+    #[arg(long, value_name = "N")]
+    pub processes: Option<String>,
+    /// Bytes that each may send and receive a second, such as 1MiB.
+    #[arg(long, value_name = "RATE")]
+    pub network_rate: Option<String>,
     /// They end by themselves after this time.
     #[arg(long, value_name = "DURATION", default_value = "2h")]
     pub lifetime: String,
 }
 
+/// What a flag that is no setting says.
+fn value<V: Value>(flag: &str, text: Option<&String>) -> Result<Option<V>> {
+    let Some(text) = text else { return Ok(None) };
+    let parsed = V::parse(&Raw::Text(text.clone()));
+    parsed.map(Some).map_err(|fix| CliError::usage(format!("{flag} {text:?} can't be used")).hint(fix))
+}
+
 impl ForkArgs {
+    fn limits(&self) -> Result<LimitsOverride> {
+        let bytes = |flag, text: &Option<String>| {
+            value::<ByteSize>(flag, text.as_ref()).map(|size| size.map(|size| size.0))
+        };
+        Ok(LimitsOverride {
+            memory_bytes: bytes("--memory", &self.memory)?,
+            cpus: value("--cpus", self.cpus.as_ref())?,
+            disk_bytes: bytes("--disk", &self.disk)?,
+            processes: value("--processes", self.processes.as_ref())?,
+            network_bytes_per_s: bytes("--network-rate", &self.network_rate)?,
+        })
+    }
+
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
         find(place, &self.sandbox).await?;
-        let lifetime = Lifetime(duration("--lifetime", &self.lifetime)?);
+        let (lifetime, limits) = (Lifetime(duration("--lifetime", &self.lifetime)?), self.limits()?);
         let snapshot = SnapshotId::new(format!("n{}", random_text(9)))?;
         let names = (0..self.count).map(|_| new_id()).collect::<Result<Vec<_>>>()?;
         place.record("sandbox.fork", self.sandbox.as_str(), json!({ "children": names })).await?;
-        let made = place.sandboxes().fork(&self.sandbox, &snapshot, &names, lifetime).await?;
+        let made = place.sandboxes().fork(&self.sandbox, &snapshot, &names, lifetime, limits).await?;
         if out.json {
             out.json(
                 &json!({ "schema": "forkyard.sandbox_fork/1", "parent": self.sandbox, "sandboxes": made }),

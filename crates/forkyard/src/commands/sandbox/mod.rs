@@ -8,6 +8,7 @@ mod shell;
 mod show;
 mod snapshots;
 mod stream;
+mod tree;
 mod way;
 
 use std::sync::Arc;
@@ -41,11 +42,11 @@ pub enum SandboxCommand {
     Create(make::CreateArgs),
     /// List sandboxes, those of runs included.
     List(show::ListArgs),
-    /// Run a command in a sandbox; its exit status becomes this program's.
+    /// Run a command in a sandbox; its exit status becomes this program's, 127 if it is not there and 126 if it can't be executed.
     Exec(exec::ExecArgs),
     /// Open a shell in a sandbox, on a terminal of its own.
     Shell(shell::ShellArgs),
-    /// Copy a file into a sandbox or out of it.
+    /// Copy a file or a folder into a sandbox or out of it.
     Cp(files::CpArgs),
     /// List the files of a folder in a sandbox.
     Ls(files::LsArgs),
@@ -99,7 +100,7 @@ impl SandboxArgs {
             }
             SandboxCommand::List(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Exec(a) => with_place(global, async |place| a.run(place, out).await),
-            SandboxCommand::Shell(a) => with_place(global, async |place| a.run(place).await),
+            SandboxCommand::Shell(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Cp(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Ls(a) => with_place(global, async |place| a.run(place, out).await),
             SandboxCommand::Cat(a) => with_place(global, async |place| a.run(place, out).await),
@@ -182,6 +183,43 @@ fn said(out: &mut Output<'_>, command: &str, id: &SandboxId, text: &str) -> Resu
         out.line(text)?;
     }
     Ok(Exit::Success)
+}
+
+/// Several are removed: one that can't be does not keep the others.
+#[derive(Default)]
+struct Removals {
+    gone: Vec<String>,
+    failed: Vec<CliError>,
+}
+
+impl Removals {
+    fn note(&mut self, id: &str, removed: Result<()>, out: &mut Output<'_>) -> Result<()> {
+        match removed {
+            Ok(()) => {
+                if !out.json {
+                    out.line(&format!("{id} is gone."))?;
+                }
+                self.gone.push(id.into());
+            }
+            Err(e) => self.failed.push(e),
+        }
+        Ok(())
+    }
+
+    /// What is there was removed; the first of the failures is the command's own.
+    fn end(self, what: &str, out: &mut Output<'_>) -> Result<Exit> {
+        if out.json && (self.failed.is_empty() || !self.gone.is_empty()) {
+            out.json(&json!({ "schema": "forkyard.removed/1", what: self.gone }))?;
+        }
+        let mut failed = self.failed.into_iter();
+        let Some(mut first) = failed.next() else { return Ok(Exit::Success) };
+        if !self.gone.is_empty() {
+            // Something was changed.
+            first.exit = Exit::Failure;
+        }
+        Err(failed
+            .fold(first, |all, e| CliError { message: format!("{}\n{}", all.message, e.message), ..all }))
+    }
 }
 
 /// Whoever has it.

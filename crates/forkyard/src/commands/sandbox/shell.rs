@@ -8,10 +8,12 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::exec::not_started;
 use super::stream::{Ended, Signals, input, kill};
 use super::way;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
+use crate::output::Output;
 use crate::place::Place;
 
 #[derive(Debug, Clone, Args)]
@@ -28,7 +30,11 @@ pub struct ShellArgs {
 pub const PTY_OUTPUT: u64 = u64::MAX;
 
 impl ShellArgs {
-    pub async fn run(&self, place: &dyn Place) -> Result<Exit> {
+    pub async fn run(&self, place: &dyn Place, out: &Output<'_>) -> Result<Exit> {
+        if out.json {
+            return Err(CliError::usage("a shell has no document: what it writes is for its terminal")
+                .hint("`forkyard --json sandbox exec` runs a command and gives one, or leave --json out"));
+        }
         if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
             return Err(CliError::usage("a shell needs a terminal")
                 .hint("`forkyard sandbox exec` runs commands without one"));
@@ -47,7 +53,9 @@ impl ShellArgs {
         };
         let said = json!({ "command": command.join(" ") });
         place.record("sandbox.pty", self.sandbox.as_str(), said).await?;
-        Ok(on_terminal(&*sandbox, pty(ExecRequest::new(command)), &mut signals).await?.exit())
+        let request = pty(ExecRequest::new(command.iter().cloned()));
+        let ended = on_terminal(&*sandbox, request, &mut signals).await;
+        Ok(ended.map_err(|e| not_started(e, &command))?.exit())
     }
 }
 

@@ -8,7 +8,7 @@ use forkyard_core::{RunId, SandboxId};
 use forkyard_sandbox::{Health, Sandbox, SandboxInfo, SandboxStatus, Stats, owner};
 use serde_json::json;
 
-use super::{find, observe, provider_name};
+use super::{Removals, find, observe, provider_name};
 use crate::commands::gc::size;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
@@ -293,22 +293,21 @@ impl RmArgs {
         if self.all && !ids.is_empty() && !self.yes && !confirmed(&ids)? {
             return Err(CliError::usage("nothing is removed"));
         }
+        let mut removals = Removals::default();
         for id in &ids {
             let (provider, info) = match find(place, id).await {
+                Ok(found) => found,
                 // It may have ended meanwhile.
                 Err(_) if self.all => continue,
-                found => found?,
+                Err(e) => {
+                    removals.note(id.as_str(), Err(e), out)?;
+                    continue;
+                }
             };
             place.record_removal("sandbox.delete", id.as_str(), json!(info.labels)).await;
-            provider.destroy(id).await?;
-            if !out.json {
-                out.line(&format!("{id} is gone."))?;
-            }
+            removals.note(id.as_str(), provider.destroy(id).await.map_err(Into::into), out)?;
         }
-        if out.json {
-            out.json(&json!({ "schema": "forkyard.removed/1", "sandboxes": ids }))?;
-        }
-        Ok(Exit::Success)
+        removals.end("sandboxes", out)
     }
 }
 

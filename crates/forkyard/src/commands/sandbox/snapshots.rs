@@ -7,8 +7,8 @@ use forkyard_sandbox::SnapshotInfo;
 use serde_json::json;
 
 use super::make::refuse_snapshot;
-use super::provider_name;
 use super::show::provider;
+use super::{Removals, provider_name};
 use crate::commands::gc::size;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
@@ -67,6 +67,11 @@ impl SnapshotsArgs {
         }
         if Path::new(to).is_dir() {
             return Err(CliError::usage(format!("{to} is a folder")).hint("name a file"));
+        }
+        let folder = Path::new(to).parent().filter(|dir| !dir.as_os_str().is_empty());
+        if let Some(folder) = folder.filter(|dir| !stdout && !dir.is_dir()) {
+            return Err(CliError::usage(format!("{to}: there is no folder {}", folder.display()))
+                .hint("make it first, or name a file in one that is there"));
         }
         place.record("snapshot.export", id, json!({})).await?;
         say(&format!("writing {id} …"));
@@ -135,24 +140,26 @@ impl SnapshotsArgs {
         if let Some(from) = &self.import {
             return self.import(place, from, out).await;
         }
+        let damaged = place.sandboxes().damaged_snapshots().await?;
         if self.remove.is_empty() {
+            for (_, id, why) in &damaged {
+                eprintln!("{}", plain(&format!("{id} is damaged: {why}")));
+            }
             return list(place.sandboxes().measured_snapshots().await?, out);
         }
         let all = place.sandboxes().snapshots().await?;
+        let mut removals = Removals::default();
         for id in &self.remove {
-            let Some(found) = all.iter().find(|s| s.id == *id) else {
-                return Err(missing(id.as_str()));
+            let removed = async {
+                let known = all.iter().find(|s| s.id == *id).map(|s| (s.provider, json!(s.labels)));
+                let broken = || damaged.iter().find(|(_, d, _)| d == id).map(|(kind, ..)| (*kind, json!({})));
+                let (kind, labels) = known.or_else(broken).ok_or_else(|| missing(id.as_str()))?;
+                place.record_removal("snapshot.delete", id.as_str(), labels).await;
+                Ok(place.sandboxes().provider(kind)?.remove_snapshot(id).await?)
             };
-            place.record_removal("snapshot.delete", id.as_str(), json!(found.labels)).await;
-            place.sandboxes().provider(found.provider)?.remove_snapshot(id).await?;
-            if !out.json {
-                out.line(&format!("{id} is gone."))?;
-            }
+            removals.note(id.as_str(), removed.await, out)?;
         }
-        if out.json {
-            out.json(&json!({ "schema": "forkyard.removed/1", "snapshots": self.remove }))?;
-        }
-        Ok(Exit::Success)
+        removals.end("snapshots", out)
     }
 }
 
