@@ -211,13 +211,7 @@ impl RunOptions {
         let s = settings;
         let models = if self.model.is_empty() { vec![s.model.clone()] } else { self.model.clone() };
         let forks = self.deal(s, prompts, &models)?;
-        for name in &self.secret {
-            // A server has its own.
-            if s.remote_url.is_none() && !s.tables.secrets.contains_key(name) {
-                return Err(CliError::usage(format!("--secret {name}: there is no such secret"))
-                    .hint(format!("write a table [secrets.{name}] into config.toml")));
-            }
-        }
+        check_secrets(s, &self.secret)?;
         let fork_budget = match &self.fork_budget {
             Some(text) => {
                 Some(forkyard_core::Usd::parse(&crate::settings::Raw::Text(text.clone())).map_err(|fix| {
@@ -319,6 +313,16 @@ impl RunOptions {
                 }
             })
             .collect())
+    }
+}
+
+/// Whether the configuration has all that `--secret` names.
+pub fn check_secrets(s: &Settings, names: &[String]) -> Result<()> {
+    // A server has its own.
+    match names.iter().find(|name| s.remote_url.is_none() && !s.tables.secrets.contains_key(*name)) {
+        Some(name) => Err(CliError::usage(format!("--secret {name}: there is no such secret"))
+            .hint(format!("write a table [secrets.{name}] into config.toml"))),
+        None => Ok(()),
     }
 }
 

@@ -43,6 +43,7 @@ mod sandbox_docker;
 mod sandbox_ends;
 mod sandbox_made;
 mod sandbox_streams;
+mod secrets;
 mod serve;
 mod serve_fuzz;
 mod serve_once;

@@ -7,7 +7,7 @@ mod imports;
 mod kernel;
 mod network;
 mod resources;
-mod stage;
+pub(super) mod stage;
 
 use std::borrow::Cow;
 use std::time::Duration;
