@@ -191,14 +191,16 @@ pub struct NetworkSpec {
     pub allow: Vec<String>,
     /// Leave the default list out.
     pub no_default_allow: bool,
-    pub secrets: Vec<Secret>,
+    /// Names of secrets that its requests may carry. Whoever serves its proxy knows what they are: a specification is written
+    /// down, and their values are not.
+    pub secrets: Vec<String>,
     /// Forkyard's own name is reached, also where nothing else is: for an agent that works inside.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub internal: bool,
 }
 
-/// Put into requests on the host, for the hosts it is bound to; it never enters the sandbox.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Put into requests on the host, for the hosts it is bound to; it never enters the sandbox, and is never written down.
+#[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     pub header: String,
     pub value: String,

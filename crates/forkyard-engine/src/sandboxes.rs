@@ -170,9 +170,15 @@ impl Sandboxes {
         };
         provider.observe(parent, info.attempt).await?.snapshot(snapshot, &Labels::new()).await?;
         let mut made = Ok(());
-        for child in children {
+        for (n, child) in children.iter().enumerate() {
             made = provider.create(child, Attempt(1), &spec).await.map(drop);
             if made.is_err() {
+                // All of them or none: nobody would be told the names of those that are there.
+                for sibling in &children[..n] {
+                    if let Err(e) = provider.destroy(sibling).await {
+                        tracing::warn!(sandbox = %sibling, error = %e, "a child that nobody gets can't be removed");
+                    }
+                }
                 break;
             }
         }

@@ -26,6 +26,12 @@ pub trait EgressFactory: Send + Sync {
     /// Variables that commands of this sandbox get (`HTTPS_PROXY`, `SSL_CERT_FILE` …); the sandbox's own `env` wins over them.
     fn env(&self, sandbox: &SandboxId, spec: &NetworkSpec) -> BTreeMap<String, String>;
 
+    /// Before a sandbox is made: a secret that nobody here has is [`crate::ErrorKind::Invalid`]. Once it is there it is served
+    /// without, or nobody could get at its files any more.
+    fn check(&self, _spec: &NetworkSpec) -> Result<()> {
+        Ok(())
+    }
+
     /// Serves until the handle is dropped. Called once per create or attach, inside a tokio runtime, with a listener that is
     /// set to non-blocking. A wrong allow-list is [`crate::ErrorKind::Invalid`].
     fn serve(

@@ -70,7 +70,7 @@ pub trait Provider: Send + Sync {
     /// Those that carry all the given labels.
     async fn list(&self, labels: &Labels) -> Result<Vec<SandboxInfo>>;
 
-    /// What it was asked to be, without secrets. None where only the provider itself makes children of it, see
+    /// What it was asked to be. None where only the provider itself makes children of it, see
     /// [`Provider::make_children`].
     async fn spec(&self, _id: &SandboxId) -> Result<Option<SandboxSpec>> {
         Ok(None)

@@ -136,6 +136,17 @@ impl App {
         Ok(())
     }
 
+    /// Whether the configuration has all that are named.
+    pub(crate) fn check_secrets(&self, field: &str, names: Option<&[String]>) -> Result<()> {
+        match names.into_iter().flatten().find(|name| !self.parts().secrets.contains(*name)) {
+            Some(name) => {
+                let fix = "name one of the server's configuration";
+                Err(ApiError::field(field, name, "there is no such secret", fix))
+            }
+            None => Ok(()),
+        }
+    }
+
     fn sandbox_plan(&self, spec: &mut RunSpec, plan: SandboxPlan) -> Result<()> {
         let sandbox = &mut spec.sandbox;
         set(&mut sandbox.provider, plan.provider.map(Into::into));
@@ -151,10 +162,7 @@ impl App {
         set(&mut sandbox.network.mode, plan.network.map(Into::into));
         set(&mut sandbox.network.allow, plan.allow);
         set(&mut sandbox.network.no_default_allow, plan.no_default_allow);
-        if let Some(name) = plan.secrets.iter().flatten().find(|n| !self.parts().secrets.contains(*n)) {
-            let fix = "name one of the server's configuration";
-            return Err(ApiError::field("sandbox.secrets", name, "there is no such secret", fix));
-        }
+        self.check_secrets("sandbox.secrets", plan.secrets.as_deref())?;
         set(&mut sandbox.network.secrets, plan.secrets);
         Ok(())
     }

@@ -93,7 +93,6 @@ impl Yard {
                 interceptors: vec![],
                 skills_dir: Some(settings.home.join("skills")).filter(|d| d.is_dir()),
                 log_dir: Some(settings.log_dir.clone().unwrap_or_else(|| settings.home.join("logs"))),
-                secrets: settings.tables.secrets.clone(),
                 agent: AgentSettings {
                     heartbeat: settings.heartbeat_interval.as_duration(),
                     keep_checkpoints: settings.checkpoints,
@@ -257,6 +256,7 @@ fn egress(s: &Settings, inside: Option<&Inside>) -> Result<Arc<dyn EgressFactory
     std::fs::create_dir_all(&dir)?;
     let mut config = EgressConfig::for_host(&dir, decisions(&s.home).sink())
         .map_err(|e| CliError::failure(e.to_string()))?;
+    config.secrets = s.tables.secrets.clone();
     config.traffic = Some(TrafficLog::new(&egress_log(&s.home)));
     config.internal = inside.map(|inside| InternalRoute::Service(Arc::new(Internal::new(inside.clone()))));
     Ok(Arc::new(EgressProxy::new(config)))

@@ -1599,6 +1599,11 @@ export interface components {
             processes: number | null;
             /** @default null */
             provider: components["schemas"]["Provider"] | null;
+            /**
+             * @description Names of secrets of the server's configuration.
+             * @default null
+             */
+            secrets: string[] | null;
             /** @default null */
             snapshot: string | null;
             /** @default null */

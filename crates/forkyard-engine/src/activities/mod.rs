@@ -17,11 +17,13 @@ use async_trait::async_trait;
 use forkyard_agent::{HookConfig, Interceptor};
 use forkyard_core::policy::PolicyConfig;
 use forkyard_core::sandbox::{
-    Labels, Lifetime, Limits, NetworkSpec, ProviderKind, Root, SandboxSpec, Secret,
+    Labels, Lifetime, Limits, NetworkMode, NetworkSpec, ProviderKind, Root, SandboxSpec,
 };
+use forkyard_core::spec::NetworkPlan;
 use forkyard_core::task::{ErrorClass, Output, Task, TaskError, TaskResult};
 use forkyard_core::view::EngineKind;
 use forkyard_core::{ForkNum, HostId, Millis, Role, RunId, SandboxId, Timestamp};
+use forkyard_sandbox::egress::host::Host;
 use forkyard_sandbox::{ErrorKind, ExecRequest, Provider, Sandbox, SandboxError};
 use forkyard_store::{Store, StoreError};
 
@@ -53,8 +55,6 @@ pub struct HandsConfig {
     pub interceptors: Vec<Arc<dyn Interceptor>>,
     pub skills_dir: Option<PathBuf>,
     pub log_dir: Option<PathBuf>,
-    /// By name; a run says which of them it uses.
-    pub secrets: BTreeMap<String, Secret>,
     pub agent: AgentSettings,
     /// None: agents work from outside only.
     pub inside: Option<Arc<Inside>>,
@@ -153,19 +153,14 @@ impl Hands {
         // Whoever judges a result gets no secrets.
         let secrets = match role {
             Role::Verify => vec![],
-            Role::Base | Role::Work => plan
-                .network
-                .secrets
-                .iter()
-                .filter_map(|name| self.config.secrets.get(name).cloned())
-                .collect(),
+            Role::Base | Role::Work => plan.network.secrets.clone(),
         };
         SandboxSpec {
             root,
             limits,
             network: NetworkSpec {
                 mode: plan.network.mode,
-                allow: plan.network.allow.clone(),
+                allow: allowed(&plan.network, &job.spec.repo.source),
                 no_default_allow: plan.network.no_default_allow,
                 secrets,
                 internal: role == Role::Work && job.spec.agent.in_sandbox,
@@ -253,6 +248,23 @@ impl Hands {
     async fn repo(&self, job: &Job) -> Result<Repo, TaskError> {
         open_repo(&self.git, &job.spec.repo.source).await.map_err(git_error)
     }
+}
+
+/// Hosts that a run's sandboxes may reach besides the list that is the same for all: the user's, and the run's git host.
+fn allowed(network: &NetworkPlan, source: &str) -> Vec<String> {
+    // An entry narrows what `bridge` opens: there is no need of one.
+    let by_list = network.mode == NetworkMode::Isolated && !network.no_default_allow;
+    let git_host = by_list.then(|| git_host(source)).flatten().map(|host| format!("{host}:ro"));
+    network.allow.iter().cloned().chain(git_host).collect()
+}
+
+/// Where a repository is fetched from by HTTP: its host, with the port if that is an odd one. The same is no way for SSH.
+fn git_host(source: &str) -> Option<&str> {
+    let rest = ["https://", "http://"].iter().find_map(|scheme| source.strip_prefix(scheme))?;
+    let authority = rest.split(['/', '?', '#']).next()?;
+    let host = authority.rsplit('@').next()?;
+    // What is no host for the proxy can't be asked for.
+    Host::parse_with_port(host).is_ok().then_some(host)
 }
 
 /// A command of the user that has ended.
@@ -349,5 +361,36 @@ impl Yard for HostYard {
             p.destroy(id).await.map_err(|e| e.to_string())?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runs_git_host_is_on_the_default_list() {
+        let network = NetworkPlan { allow: vec!["mine.example".into()], ..NetworkPlan::default() };
+        for (source, expected) in [
+            ("https://git.example/team/x.git", Some("git.example:ro")),
+            ("http://git.example:3000/x", Some("git.example:3000:ro")),
+            ("https://user:key@git.example:8443", Some("git.example:8443:ro")),
+            ("https://git.example?x=@evil.example", Some("git.example:ro")),
+            ("http://[fd00::1]:80/x", Some("[fd00::1]:80:ro")),
+            ("https://git.example:/x", None),
+            ("https://127.1/x", None),
+            ("ssh://git@git.example/x", None),
+            ("git@git.example:x", None),
+            ("file:///srv/x", None),
+            ("/srv/https://git.example/x", None),
+        ] {
+            let all: Vec<_> = ["mine.example"].into_iter().chain(expected).collect();
+            assert_eq!(allowed(&network, source), all, "{source}");
+        }
+        let source = "https://git.example/x";
+        let without = NetworkPlan { no_default_allow: true, ..network.clone() };
+        assert_eq!(allowed(&without, source), ["mine.example"]);
+        let bridge = NetworkPlan { mode: NetworkMode::Bridge, ..network };
+        assert_eq!(allowed(&bridge, source), ["mine.example"], "nothing is narrowed");
     }
 }

@@ -2,6 +2,7 @@
 
 mod agents;
 mod child;
+mod children;
 mod clock;
 mod conformance;
 mod git;

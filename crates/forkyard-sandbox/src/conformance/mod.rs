@@ -6,6 +6,7 @@ mod bad_input;
 mod commands;
 mod files;
 mod lifecycle;
+mod secrets;
 mod snapshots;
 
 use std::fmt;
@@ -187,10 +188,17 @@ async fn run(sandbox: &Arc<dyn Sandbox>, request: ExecRequest) -> Result<Output,
 
 /// Every case of conformance.
 pub fn conformance() -> Vec<Case> {
-    [lifecycle::cases(), commands::cases(), files::cases(), snapshots::cases(), bad_input::cases()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        lifecycle::cases(),
+        commands::cases(),
+        files::cases(),
+        snapshots::cases(),
+        secrets::cases(),
+        bad_input::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Every attempt of a hostile program.

@@ -112,9 +112,14 @@ impl Inner {
     ) -> Result<Arc<dyn Sandbox>> {
         container::check(spec)?;
         self.sweep_once();
-        if spec.network.has_proxy() && self.egress.is_none() {
-            let what = "this network mode needs the egress proxy, which this provider was made without";
-            return Err(SandboxError::new(ErrorKind::Unsupported, what).hint("use the network mode `none`"));
+        if spec.network.has_proxy() {
+            let Some(egress) = &self.egress else {
+                let what = "this network mode needs the egress proxy, which this provider was made without";
+                return Err(
+                    SandboxError::new(ErrorKind::Unsupported, what).hint("use the network mode `none`")
+                );
+            };
+            egress.check(&spec.network)?;
         }
         match self.look(id).await? {
             Found::Running | Found::Ended if !self.home.is_unfinished(id) => {

@@ -178,9 +178,7 @@ impl Provider for DockerProvider {
     async fn spec(&self, id: &SandboxId) -> Result<Option<SandboxSpec>> {
         let record =
             self.inner.home.read(id)?.ok_or_else(|| SandboxError::gone(id, "is not of this host"))?;
-        let mut spec = record.spec;
-        spec.network.secrets.clear();
-        Ok(Some(spec))
+        Ok(Some(record.spec))
     }
     async fn destroy(&self, id: &SandboxId) -> Result<()> {
         self.inner.destroy(id).await

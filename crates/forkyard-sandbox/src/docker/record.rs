@@ -1,6 +1,6 @@
 //! What the host remembers of a Docker sandbox, so that another process can attach to it: one folder each.
 //!
-//! The engine is the truth about what exists; these files hold what must not stand in a label (the guest's token, secrets).
+//! The engine is the truth about what exists; these files hold what must not stand in a label (the guest's token).
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -97,7 +97,7 @@ impl CertAuthority {
     }
 
     /// How to be `host` towards a sandbox. HTTP/1.1 only: that is what the proxy judges.
-    pub(super) fn server_config(&self, host: &Host) -> Result<Arc<ServerConfig>, SandboxError> {
+    pub(crate) fn server_config(&self, host: &Host) -> Result<Arc<ServerConfig>, SandboxError> {
         // A panic while the map was held leaves it whole.
         let mut leaves = self.leaves.lock().unwrap_or_else(|e| e.into_inner());
         if let Some((made, config)) = leaves.get(host)

@@ -11,6 +11,7 @@
 //!
 //! Where several name a host, the user's widest word wins over a narrower one, and any word of the user's over the default.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hyper::header::{HeaderName, HeaderValue};
@@ -275,7 +276,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    pub fn new(spec: &NetworkSpec) -> Result<Policy, SandboxError> {
+    /// `secrets` are those that are known here, by name.
+    pub fn new(spec: &NetworkSpec, secrets: &BTreeMap<String, Secret>) -> Result<Policy, SandboxError> {
         if spec.allow.len() + spec.secrets.len() > MAX_RULES {
             return Err(SandboxError::new(
                 ErrorKind::Invalid,
@@ -300,6 +302,7 @@ impl Policy {
             secrets: spec
                 .secrets
                 .iter()
+                .filter_map(|name| secrets.get(name))
                 .map(|s| BoundSecret::parse(s).map(Arc::new))
                 .collect::<Result<_, _>>()?,
         })

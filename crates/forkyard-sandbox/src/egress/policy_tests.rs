@@ -4,7 +4,7 @@ use hyper::Method;
 fn policy(mode: NetworkMode, allow: &[&str]) -> Policy {
     let spec =
         NetworkSpec { mode, allow: allow.iter().map(|s| s.to_string()).collect(), ..Default::default() };
-    Policy::new(&spec).unwrap()
+    Policy::new(&spec, &BTreeMap::new()).unwrap()
 }
 
 fn secret(hosts: &[&str], methods: &[&str], prefixes: &[&str]) -> Secret {
@@ -16,6 +16,12 @@ fn secret(hosts: &[&str], methods: &[&str], prefixes: &[&str]) -> Secret {
         methods: strings(methods),
         path_prefixes: strings(prefixes),
     }
+}
+
+/// A sandbox with that one secret.
+fn alone(secret: Secret) -> (NetworkSpec, BTreeMap<String, Secret>) {
+    let spec = NetworkSpec { secrets: vec!["s".into()], ..Default::default() };
+    (spec, [("s".to_string(), secret)].into())
 }
 
 fn verdict(policy: &Policy, host: &str, port: u16) -> Result<(Access, Reason), Reason> {
@@ -37,7 +43,10 @@ fn the_default_list_parses_and_is_read_only() {
     assert_eq!(verdict(&p, "github.com.evil.example", 443), Err(Reason::NotListed));
     assert_eq!(verdict(&p, "1.1.1.1", 443), Err(Reason::NotListed));
     let none = NetworkSpec { no_default_allow: true, ..Default::default() };
-    assert_eq!(verdict(&Policy::new(&none).unwrap(), "github.com", 443), Err(Reason::NotListed));
+    assert_eq!(
+        verdict(&Policy::new(&none, &BTreeMap::new()).unwrap(), "github.com", 443),
+        Err(Reason::NotListed)
+    );
 }
 
 #[test]
@@ -167,18 +176,17 @@ fn read_only_means_get_head_and_fetch() {
 
 #[test]
 fn secrets_go_only_where_they_are_bound() {
-    let spec = NetworkSpec {
-        secrets: vec![secret(&["api.example"], &["post"], &["/v1/repos/me"])],
-        ..Default::default()
-    };
-    let p = Policy::new(&spec).unwrap();
-    assert_eq!(verdict(&p, "api.example", 443), Ok((Access::ReadOnly, Reason::Secret)));
+    let known = ["mine", "others"]
+        .map(|name| (name.to_string(), secret(&[&format!("{name}.example")], &["post"], &["/v1/repos/me"])));
+    let spec = NetworkSpec { secrets: vec!["mine".into()], ..Default::default() };
+    let p = Policy::new(&spec, &known.into()).unwrap();
+    assert_eq!(verdict(&p, "mine.example", 443), Ok((Access::ReadOnly, Reason::Secret)));
     // Not over plain HTTP's port, and to nobody else.
-    assert_eq!(verdict(&p, "api.example", 80), Err(Reason::NotListed));
-    assert_eq!(verdict(&p, "other.example", 443), Err(Reason::NotListed));
+    assert_eq!(verdict(&p, "mine.example", 80), Err(Reason::NotListed));
+    assert_eq!(verdict(&p, "others.example", 443), Err(Reason::NotListed));
     assert!(p.judge(&Host::parse("github.com").unwrap(), 443).unwrap().secrets.is_empty());
 
-    let grant = p.judge(&Host::parse("api.example").unwrap(), 443).unwrap();
+    let grant = p.judge(&Host::parse("mine.example").unwrap(), 443).unwrap();
     assert!(grant.terminated());
     let count = |f: RequestFacts<'_>| grant.judge(&f).map(|s| s.len()).map_err(|r| r.reason);
     assert_eq!(count(facts(&Method::POST, "/v1/repos/me")), Ok(1));
@@ -202,10 +210,10 @@ fn secrets_go_only_where_they_are_bound() {
 
 #[test]
 fn secrets_never_show() {
-    let spec = NetworkSpec { secrets: vec![secret(&["x.example"], &[], &[])], ..Default::default() };
-    assert!(!format!("{spec:?}").contains("s3cret"));
+    let (spec, known) = alone(secret(&["x.example"], &[], &[]));
+    assert!(!format!("{known:?}").contains("s3cret"));
     let mut headers = hyper::HeaderMap::new();
-    Policy::new(&spec).unwrap().secrets[0].put_in(&mut headers);
+    Policy::new(&spec, &known).unwrap().secrets[0].put_in(&mut headers);
     assert!(!format!("{headers:?}").contains("s3cret"));
     assert_eq!(headers["authorization"], "Bearer s3cret");
 }
@@ -213,8 +221,8 @@ fn secrets_never_show() {
 #[test]
 fn bad_secrets_are_refused() {
     let refused = |s: Secret| {
-        let spec = NetworkSpec { secrets: vec![s], ..Default::default() };
-        let e = Policy::new(&spec).err().expect("refused");
+        let (spec, known) = alone(s);
+        let e = Policy::new(&spec, &known).err().expect("refused");
         assert_eq!(e.kind, ErrorKind::Invalid);
         assert!(!e.to_string().contains("s3cret"), "{e}");
     };

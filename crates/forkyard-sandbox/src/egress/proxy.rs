@@ -26,7 +26,9 @@ use super::record::{DecisionSink, Recorder, WINDOW};
 use super::resolve::{Resolver, SystemResolver};
 use super::tls::UpstreamTls;
 use super::traffic::TrafficLog;
-use crate::{EgressCounters, EgressFactory, EgressHandle, ErrorKind, InsideFile, NetworkSpec, SandboxError};
+use crate::{
+    EgressCounters, EgressFactory, EgressHandle, ErrorKind, InsideFile, NetworkSpec, SandboxError, Secret,
+};
 
 /// After an accept failed (no descriptors left), before the next try.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -71,6 +73,8 @@ pub struct EgressConfig {
     pub upstream_tls: UpstreamTls,
     pub resolver: Arc<dyn Resolver>,
     pub internal: Option<InternalRoute>,
+    /// By name: those that a sandbox's specification may name.
+    pub secrets: BTreeMap<String, Secret>,
     pub on_decision: DecisionSink,
     /// Without one, a proxy counts for itself alone.
     pub traffic: Option<TrafficLog>,
@@ -85,6 +89,7 @@ impl EgressConfig {
             upstream_tls: UpstreamTls::from_host(&[])?,
             resolver: Arc::new(SystemResolver::default()),
             internal: None,
+            secrets: BTreeMap::new(),
             on_decision,
             traffic: None,
             limits: EgressLimits::default(),
@@ -104,6 +109,10 @@ impl Shared {
     fn counted(&self) -> MutexGuard<'_, BTreeMap<SandboxId, Weak<Counters>>> {
         // A panic while it was held leaves a whole map.
         self.counters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unknown_secret<'a>(&self, spec: &'a NetworkSpec) -> Option<&'a String> {
+        spec.secrets.iter().find(|name| !self.config.secrets.contains_key(*name))
     }
 
     fn counters(&self, sandbox: &SandboxId) -> Arc<Counters> {
@@ -154,6 +163,14 @@ impl EgressFactory for EgressProxy {
 
     fn env(&self, _sandbox: &SandboxId, _spec: &NetworkSpec) -> BTreeMap<String, String> {
         inside::environment().into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    }
+
+    fn check(&self, spec: &NetworkSpec) -> Result<(), SandboxError> {
+        self.shared.unknown_secret(spec).map_or(Ok(()), |name| {
+            let message = format!("there is no secret {name:?} here");
+            Err(SandboxError::new(ErrorKind::Invalid, message)
+                .hint(format!("write a table [secrets.{name}] into config.toml")))
+        })
     }
 
     fn serve(
@@ -248,7 +265,10 @@ impl EgressProxy {
         bytes_per_s: Option<u64>,
         listener: EgressListener,
     ) -> Result<Serving, SandboxError> {
-        let policy = Policy::new(spec)?;
+        let policy = Policy::new(spec, &self.shared.config.secrets)?;
+        if let Some(name) = self.shared.unknown_secret(spec) {
+            tracing::warn!(sandbox = %sandbox, "there is no secret {name:?} here: its requests go without");
+        }
         let broken =
             |e: io::Error| SandboxError::new(ErrorKind::Unavailable, format!("egress listener: {e}"));
         let listener = match listener {

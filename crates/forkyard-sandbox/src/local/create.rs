@@ -109,13 +109,6 @@ struct Start {
     image: ImageConfig,
 }
 
-/// What is written down of a spec: secrets stay with whoever gave them.
-fn without_secrets(spec: &SandboxSpec) -> SandboxSpec {
-    let mut spec = spec.clone();
-    spec.network.secrets.clear();
-    spec
-}
-
 impl Inner {
     pub(super) async fn create(
         self: &Arc<Self>,
@@ -128,8 +121,8 @@ impl Inner {
             spec.limits.processes,
             rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum,
         )?;
-        if spec.network.has_proxy() && self.egress.is_none() {
-            return Err(no_egress());
+        if spec.network.has_proxy() {
+            self.egress.as_ref().ok_or_else(no_egress)?.check(&spec.network)?;
         }
         // The first sandbox's helper starts while the rest is made ready; whether it did, is asked where it is needed.
         tokio::join!(self.zygote(), self.create_with(id, attempt, spec)).1
@@ -145,7 +138,7 @@ impl Inner {
         if let Some(meta) = self.state.load(id)? {
             return match status(&meta) {
                 SandboxStatus::Running | SandboxStatus::Paused => {
-                    self.attach_as(meta, attempt, Some(spec), Tie::Owner).await
+                    self.attach_as(meta, attempt, Tie::Owner).await
                 }
                 SandboxStatus::Stopped | SandboxStatus::Dead => {
                     let message = format!("sandbox {id} exists and does not run");
@@ -184,7 +177,7 @@ impl Inner {
             achieved: achieved(spec, Enforced::default(), disk),
             created_at: now(),
             deadline: now() + spec.lifetime.0,
-            spec: SandboxSpec { volumes, ..without_secrets(spec) },
+            spec: SandboxSpec { volumes, ..spec.clone() },
             pid: 0,
             born: 0,
             boot: Boot::default(),
@@ -236,7 +229,7 @@ impl Inner {
         let _lock = self.state.lock(id.as_str()).await?;
         let mut meta = self.meta(id)?;
         if link::is_alive(&meta) {
-            return self.attach_as(meta, attempt, None, Tie::Owner).await;
+            return self.attach_as(meta, attempt, Tie::Owner).await;
         }
         fence(&meta, attempt)?;
         if meta.deadline <= now() {
@@ -449,7 +442,7 @@ impl Inner {
     ) -> Result<Arc<dyn Sandbox>> {
         let meta = self.meta(id)?;
         match status(&meta) {
-            SandboxStatus::Running | SandboxStatus::Paused => self.attach_as(meta, attempt, None, tie).await,
+            SandboxStatus::Running | SandboxStatus::Paused => self.attach_as(meta, attempt, tie).await,
             SandboxStatus::Stopped => {
                 let message = format!("sandbox {id} is stopped");
                 Err(SandboxError::new(ErrorKind::NotFound, message).hint("start it"))
@@ -458,12 +451,11 @@ impl Inner {
         }
     }
 
-    /// The guest decides who is stale; what it accepted is written down. `spec` brings secrets, which the state never has.
+    /// The guest decides who is stale; what it accepted is written down.
     async fn attach_as(
         self: &Arc<Self>,
         mut meta: Meta,
         attempt: Attempt,
-        spec: Option<&SandboxSpec>,
         tie: Tie,
     ) -> Result<Arc<dyn Sandbox>> {
         fence(&meta, attempt)?;
@@ -474,17 +466,14 @@ impl Inner {
             meta.attempt = attempt;
             self.state.save(&meta)?;
         }
-        let mut network = meta.spec.clone();
-        if let Some(spec) = spec {
-            network.network.secrets.clone_from(&spec.network.secrets);
-        }
         let mut egress = None;
-        let serves = network.network.has_proxy() && tie.serves(&network.network);
+        let network = &meta.spec.network;
+        let serves = network.has_proxy() && tie.serves(network);
         if serves && self.egress.is_some() {
             let ask = Op::Descriptors { what: Descriptors::Proxy };
             let mut sockets = Line::open(&id, &dir, attempt).await?.ask(ask, Vec::new()).await?;
             let socket = sockets.pop();
-            egress = self.serve(&id, &network, socket)?;
+            egress = self.serve(&id, &meta.spec, socket)?;
         }
         Ok(LocalSandbox::new(Arc::clone(self), &meta, client, egress))
     }

@@ -57,7 +57,6 @@ pub struct Meta {
     pub achieved: Achieved,
     pub created_at: Timestamp,
     pub deadline: Timestamp,
-    /// Without secrets.
     pub spec: SandboxSpec,
     /// Its pid 1 and when that was born (clock ticks since boot), so that a reused number is not mistaken for it.
     pub pid: i32,

@@ -185,6 +185,7 @@ impl Net {
             upstream_tls: UpstreamTls::only(std::slice::from_ref(&world.root)).unwrap(),
             resolver: names.clone(),
             internal: None,
+            secrets: Default::default(),
             on_decision: Arc::new(move |d| sink.lock().unwrap().push(d)),
             traffic: None,
             limits: EgressLimits::default(),

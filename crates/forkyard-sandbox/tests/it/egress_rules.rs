@@ -253,17 +253,23 @@ async fn an_untrusted_site_is_not_reached_on_the_sandboxes_behalf() {
 
 #[tokio::test]
 async fn secrets_are_put_in_only_where_they_are_bound() {
-    let net = Net::new();
-    let (api, other) = (net.https("api.test").await, net.https("other.test").await);
-    let mut spec = net.allow(&[("other.test:ro", &other)]);
-    spec.allow.push(format!("127.0.0.1:{}:ro", api.port()));
-    spec.secrets.push(Secret {
+    // The site's port is a part of what is known before there is a proxy.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let secret = Secret {
         header: "Authorization".into(),
         value: "Bearer s3cret".into(),
-        hosts: vec![format!("api.test:{}", api.port())],
+        hosts: vec![format!("api.test:{port}")],
         methods: vec!["GET".into(), "POST".into()],
         path_prefixes: vec!["/v1".into()],
-    });
+    };
+    let net = Net::with(|config| config.secrets = [("api".to_string(), secret)].into());
+    net.names.set("api.test", &[&["127.0.0.1"]]);
+    let api = origin(Some(net.world.acceptor("api.test")), listener, hello()).await;
+    let other = net.https("other.test").await;
+    let mut spec = net.allow(&[("other.test:ro", &other)]);
+    spec.allow.push(format!("127.0.0.1:{port}:ro"));
+    spec.secrets.push("api".into());
     let inside = net.sandbox(spec).await;
     let authority = format!("api.test:{}", api.port());
     let send = |method: &str, path: &str| {

@@ -127,6 +127,8 @@ pub struct CreateSandbox {
     pub network: Option<NetworkMode>,
     pub allow: Option<Vec<String>>,
     pub no_default_allow: Option<bool>,
+    /// Names of secrets of the server's configuration.
+    pub secrets: Option<Vec<String>>,
     /// Bytes a second and direction.
     pub network_bytes_per_s: Option<u64>,
     /// It ends by itself after this time; two hours if it is not said.

@@ -93,6 +93,7 @@ impl App {
             ));
         }
         let network = &plan.network;
+        self.check_secrets("secrets", r.secrets.as_deref())?;
         Ok(SandboxSpec {
             root,
             limits,
@@ -100,7 +101,7 @@ impl App {
                 mode: r.network.map_or(network.mode, Into::into),
                 allow: r.allow.clone().unwrap_or_else(|| network.allow.clone()),
                 no_default_allow: r.no_default_allow.unwrap_or(network.no_default_allow),
-                secrets: vec![],
+                secrets: r.secrets.clone().unwrap_or_else(|| network.secrets.clone()),
                 internal: false,
             },
             env: r.env.clone().unwrap_or_else(|| plan.env.clone()),

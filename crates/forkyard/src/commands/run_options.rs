@@ -212,13 +212,7 @@ impl RunOptions {
         let s = settings;
         let models = if self.model.is_empty() { vec![s.model.clone()] } else { self.model.clone() };
         let forks = self.deal(s, prompts, &models)?;
-        for name in &self.secret {
-            // A server has its own.
-            if s.remote_url.is_none() && !s.tables.secrets.contains_key(name) {
-                return Err(CliError::usage(format!("--secret {name}: there is no such secret"))
-                    .hint(format!("write a table [secrets.{name}] into config.toml")));
-            }
-        }
+        check_secrets(s, &self.secret)?;
         let fork_budget = match &self.fork_budget {
             Some(text) => {
                 Some(forkyard_core::Usd::parse(&crate::settings::Raw::Text(text.clone())).map_err(|fix| {
@@ -355,6 +349,16 @@ fn folder(dir: &str) -> Result<String> {
         return Err(named("it is not a folder".into()));
     }
     path.into_os_string().into_string().map_err(|_| named("its path is not UTF-8".into()))
+}
+
+/// Whether the configuration has all that `--secret` names.
+pub fn check_secrets(s: &Settings, names: &[String]) -> Result<()> {
+    // A server has its own.
+    match names.iter().find(|name| s.remote_url.is_none() && !s.tables.secrets.contains_key(*name)) {
+        Some(name) => Err(CliError::usage(format!("--secret {name}: there is no such secret"))
+            .hint(format!("write a table [secrets.{name}] into config.toml"))),
+        None => Ok(()),
+    }
 }
 
 /// `HOST:PATH[:rw]`; the settings have checked its form.

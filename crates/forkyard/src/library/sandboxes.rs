@@ -30,6 +30,7 @@ pub struct SandboxConfig {
     limits: LimitsOverride,
     network: Option<NetworkMode>,
     allow: Vec<String>,
+    secrets: Vec<String>,
     env: BTreeMap<String, String>,
     volumes: Vec<Volume>,
     workdir: Option<String>,
@@ -89,6 +90,11 @@ impl SandboxConfig {
         self.allow.push(host.into());
         self
     }
+    /// A secret of `config.toml` that is put in on the way out, for the hosts that it is bound to.
+    pub fn secret(mut self, name: impl Into<String>) -> SandboxConfig {
+        self.secrets.push(name.into());
+        self
+    }
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> SandboxConfig {
         self.env.insert(name.into(), value.into());
         self
@@ -145,6 +151,7 @@ impl SandboxConfig {
             },
             network: self.network.or(o.network),
             allow: o.allow.into_iter().chain(self.allow).collect(),
+            secrets: o.secrets.into_iter().chain(self.secrets).collect(),
             env: o.env.into_iter().chain(self.env).collect(),
             volumes: o.volumes.into_iter().chain(self.volumes).collect(),
             workdir: self.workdir.or(o.workdir),
@@ -177,7 +184,7 @@ impl SandboxConfig {
                 mode: self.network.unwrap_or(s.network),
                 allow: s.allow.iter().chain(&self.allow).cloned().collect(),
                 no_default_allow: s.no_default_allow,
-                secrets: vec![],
+                secrets: self.secrets.clone(),
                 internal: false,
             },
             env: s.sandbox_env.iter().chain(&self.env).map(|(k, v)| (k.clone(), v.clone())).collect(),

@@ -155,6 +155,7 @@ impl Provider for RemoteProvider {
             network: Some(spec.network.mode.into()),
             allow: Some(spec.network.allow.clone()),
             no_default_allow: Some(spec.network.no_default_allow),
+            secrets: Some(spec.network.secrets.clone()),
             network_bytes_per_s: spec.limits.network_bytes_per_s,
             lifetime_ms: Some(spec.lifetime.0.0),
         };

@@ -46,6 +46,7 @@ mod sandbox_made;
 mod sandbox_repairs;
 mod sandbox_shell;
 mod sandbox_streams;
+mod secrets;
 mod serve;
 mod serve_fuzz;
 mod serve_once;

@@ -124,6 +124,7 @@ async fn a_sandbox_is_made_used_forked_and_removed() {
 
     for (method, path, body, status, code) in [
         (Method::POST, "/api/v1/sandboxes", json!({ "memory_bytes": 1 }), 422, "invalid"),
+        (Method::POST, "/api/v1/sandboxes", json!({ "secrets": ["nonesuch"] }), 422, "invalid"),
         (Method::POST, "/api/v1/sandboxes", json!({ "image": "archive:/etc/passwd" }), 403, "path_refused"),
         (Method::POST, "/api/v1/sandboxes", json!({ "volumes": [] }), 400, "bad_request"),
         (Method::POST, "/api/v1/sandboxes/box1/exec", json!({ "command": [] }), 422, "invalid"),

@@ -8,10 +8,10 @@ use forkyard_core::{Attempt, CallId, SnapshotId};
 use forkyard_guest::protocol::{Answer, ExitInfo, Reply, encode};
 
 use super::attack;
-use super::stage::{bring_probe, connect, dial, say, to_proxy};
+use super::stage::{SECRET, bring_probe, connect, dial, say, secret_value, to_proxy};
 use crate::conformance::{Case, CaseResult, Ctx, Failed, ensure, ensure_eq, run, sh};
 use crate::egress::Reason;
-use crate::{ExecRequest, Labels, NetworkMode, NetworkSpec, Root, Sandbox, SandboxSpec, Secret};
+use crate::{ExecRequest, Labels, NetworkMode, NetworkSpec, Root, Sandbox, SandboxSpec};
 
 pub fn cases() -> Vec<Case> {
     let egress: fn(&crate::Capabilities) -> bool = |c| c.network_modes.contains(&NetworkMode::Isolated);
@@ -125,18 +125,9 @@ async fn nobody_speaks_for_another(ctx: &Ctx) -> CaseResult {
 const EVERYWHERE: &str = "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null; grep -rs MARK /etc /workspace /home /tmp /run /dev/shm /.forkyard 2>/dev/null; :";
 
 async fn children_share_no_secret(ctx: &Ctx) -> CaseResult {
-    let value = format!("s3cret{}", std::process::id());
+    let value = secret_value();
     let mut spec = ctx.spec.clone();
-    spec.network = NetworkSpec {
-        secrets: vec![Secret {
-            header: "Authorization".into(),
-            value: format!("Bearer {value}"),
-            hosts: vec!["api.test".into()],
-            methods: vec![],
-            path_prefixes: vec![],
-        }],
-        ..NetworkSpec::default()
-    };
+    spec.network = NetworkSpec { secrets: vec![SECRET.into()], ..NetworkSpec::default() };
     let parent = ctx.sandbox_with(&spec).await?;
     let look = EVERYWHERE.replace("MARK", &value[..4]);
     ensure!(!sh(&parent, &look).await?.out.contains(&value), "the secret is inside");

@@ -8,7 +8,7 @@ mod kernel;
 mod network;
 mod resources;
 mod restless;
-mod stage;
+pub(super) mod stage;
 
 use std::borrow::Cow;
 use std::time::Duration;

@@ -13,10 +13,12 @@ use forkyard_core::SandboxId;
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, Response};
 use rustls::pki_types::ServerName;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::conformance::{Failed, run};
+use crate::egress::host::Host;
 use crate::egress::{
     CertAuthority, EgressBody, EgressConfig, EgressDecision, EgressLimits, EgressProxy, InternalRoute,
     InternalService, Reason, Resolver, TrafficLog, UpstreamTls, egress_body,
@@ -24,6 +26,7 @@ use crate::egress::{
 use crate::local::GUEST;
 use crate::{
     EgressFactory, Exec, ExecEvent, ExecRequest, NetworkMode, NetworkSpec, PROXY_ADDRESS, Result, Sandbox,
+    Secret,
 };
 
 /// Where the probe lies inside.
@@ -33,12 +36,23 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 /// What a server on loopback says to whoever asks.
 const HELLO: &str = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello";
 
+/// The name of a stage's secret.
+pub const SECRET: &str = "vault";
+/// The host that it is for.
+const VAULT: &str = "vault.test";
+
+/// What it is: nothing else has these letters.
+pub fn secret_value() -> String {
+    format!("s3cret{}", std::process::id())
+}
+
 /// The network of an attack: give its [`Stage::egress`] to the providers that are attacked.
 pub struct Stage {
     proxy: EgressProxy,
     decisions: Arc<Mutex<Vec<EgressDecision>>>,
     names: Arc<Names>,
     internal: Arc<Internal>,
+    vault: std::net::TcpListener,
     _state: tempfile::TempDir,
 }
 
@@ -88,16 +102,29 @@ impl Stage {
         let decisions = Arc::new(Mutex::new(Vec::new()));
         let (names, internal) = (Arc::new(Names::default()), Arc::new(Internal::default()));
         let sink = Arc::clone(&decisions);
+        let authority = Arc::new(CertAuthority::open(state.path())?);
+        let failed = |e: io::Error| crate::SandboxError::new(crate::ErrorKind::Unavailable, e.to_string());
+        let vault = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
+        let port = vault.local_addr().map_err(failed)?.port();
+        let secret = Secret {
+            header: "Authorization".into(),
+            value: secret_value(),
+            hosts: vec![format!("{VAULT}:{port}")],
+            methods: vec![],
+            path_prefixes: vec![],
+        };
         let proxy = EgressProxy::new(EgressConfig {
-            authority: Arc::new(CertAuthority::open(state.path())?),
-            upstream_tls: UpstreamTls::only(&[])?,
+            // The one that it believes in itself: of [`Stage::vault`].
+            upstream_tls: UpstreamTls::only(&[authority.certificate().clone()])?,
+            authority,
             resolver: names.clone(),
             internal: Some(InternalRoute::Service(internal.clone())),
+            secrets: [(SECRET.to_string(), secret)].into(),
             on_decision: Arc::new(move |decision| lock(&sink).push(decision)),
             traffic: Some(TrafficLog::new(&state.path().join("traffic"))),
             limits: EgressLimits::default(),
         });
-        Ok(Stage { proxy, decisions, names, internal, _state: state })
+        Ok(Stage { proxy, decisions, names, internal, vault, _state: state })
     }
 
     /// For [`crate::local::LocalOptions`] and [`crate::docker::DockerOptions`].
@@ -132,22 +159,38 @@ impl Stage {
 
     /// A server of the host's loopback that `name` resolves to.
     pub async fn origin(&self, name: &str) -> Result<Origin, Failed> {
+        self.serve(name, tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?, None)
+    }
+
+    /// The server that [`SECRET`] is for. It speaks TLS.
+    pub fn vault(&self) -> Result<Origin, Failed> {
+        let host = Host::parse(VAULT).map_err(|e| Failed::new(format!("{e:?}")))?;
+        let tls = TlsAcceptor::from(self.proxy.authority().server_config(&host)?);
+        let listener = self.vault.try_clone()?;
+        listener.set_nonblocking(true)?;
+        self.serve(VAULT, tokio::net::TcpListener::from_std(listener)?, Some(tls))
+    }
+
+    fn serve(
+        &self,
+        name: &str,
+        listener: tokio::net::TcpListener,
+        tls: Option<TlsAcceptor>,
+    ) -> Result<Origin, Failed> {
         self.name(name, &[&["127.0.0.1"]]);
-        let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
         let received = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&received);
         let task = tokio::spawn(async move {
-            while let Ok((mut stream, _)) = listener.accept().await {
-                let log = Arc::clone(&log);
+            while let Ok((stream, _)) = listener.accept().await {
+                let (log, tls) = (Arc::clone(&log), tls.clone());
                 tokio::spawn(async move {
-                    let mut buffer = vec![0; 64 << 10];
-                    while let Ok(n @ 1..) = stream.read(&mut buffer).await {
-                        lock(&log).extend_from_slice(&buffer[..n]);
-                        if lock(&log).ends_with(b"\r\n\r\n") {
-                            let _ = stream.write_all(HELLO.as_bytes()).await;
-                            break;
-                        }
+                    match tls {
+                        None => hello(stream, &log).await,
+                        Some(tls) => match tls.accept(stream).await {
+                            Ok(stream) => hello(stream, &log).await,
+                            Err(e) => tracing::debug!("a stage's client: {e}"),
+                        },
                     }
                 });
             }
@@ -171,6 +214,19 @@ impl Stage {
                 .with_no_client_auth();
         let name = ServerName::try_from(name.to_string()).map_err(io::Error::other)?;
         tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, stream).await
+    }
+}
+
+/// Remembers what comes, and answers a request.
+async fn hello(mut stream: impl AsyncRead + AsyncWrite + Unpin, log: &Mutex<Vec<u8>>) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(n @ 1..) = stream.read(&mut buffer).await {
+        lock(log).extend_from_slice(&buffer[..n]);
+        if lock(log).ends_with(b"\r\n\r\n") {
+            let _ = stream.write_all(HELLO.as_bytes()).await;
+            let _ = stream.shutdown().await;
+            break;
+        }
     }
 }
 
@@ -274,10 +330,7 @@ pub async fn to_proxy(sandbox: &Arc<dyn Sandbox>) -> Result<DuplexStream, Failed
 }
 
 /// Says something over it and reads what is answered, to the end.
-pub async fn say(
-    mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-    text: impl AsRef<[u8]>,
-) -> String {
+pub async fn say(mut stream: impl AsyncRead + AsyncWrite + Unpin, text: impl AsRef<[u8]>) -> String {
     let mut answer = Vec::new();
     let talk = async {
         // The other side may refuse before it has read everything.

@@ -15,7 +15,7 @@ use super::stream::Signals;
 use super::way::Way;
 use super::{find, observe};
 use crate::commands::cleanup::duration;
-use crate::commands::run_options::{root, volume};
+use crate::commands::run_options::{check_secrets, root, volume};
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
@@ -67,6 +67,9 @@ pub struct MakeOptions {
     /// Bytes that it may send and receive a second, such as 1MiB [default: no limit].
     #[arg(long, value_name = "RATE")]
     pub network_rate: Option<String>,
+    /// A secret of the configuration that its requests may carry.
+    #[arg(long, value_name = "NAME")]
+    pub secret: Vec<String>,
     /// A word to find it by, for `sandbox list --label`.
     #[arg(long, value_name = "KEY=VALUE")]
     pub label: Vec<String>,
@@ -111,6 +114,7 @@ impl MakeOptions {
     }
 
     fn spec(&self, s: &Settings) -> Result<SandboxSpec> {
+        check_secrets(s, &self.secret)?;
         let root = root(s)?;
         let mut limits = Limits {
             memory_bytes: s.memory.0,
@@ -129,7 +133,7 @@ impl MakeOptions {
                 mode: s.network,
                 allow: s.allow.clone(),
                 no_default_allow: s.no_default_allow,
-                secrets: vec![],
+                secrets: self.secret.clone(),
                 internal: false,
             },
             env: s.sandbox_env.clone(),
