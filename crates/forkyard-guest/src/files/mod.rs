@@ -4,6 +4,7 @@
 pub mod archive;
 mod copy;
 mod export;
+mod folders;
 pub mod image;
 pub mod merge;
 mod ops;

@@ -19,6 +19,30 @@ pub fn inodes(dir: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// Files deeper than any path leads, each with a second name in a folder below them. Says that it is done.
+pub fn deep() -> ExitCode {
+    const DEPTH: u32 = 100;
+    const FILES: u32 = 10;
+    let made = || {
+        let name = "a".repeat(250);
+        for _ in 0..DEPTH {
+            std::fs::create_dir(&name)?;
+            std::env::set_current_dir(&name)?;
+        }
+        std::fs::create_dir("s")?;
+        for i in 0..FILES {
+            std::fs::write(format!("f{i}"), "")?;
+            std::fs::hard_link(format!("f{i}"), format!("s/g{i}"))?;
+        }
+        std::io::Result::Ok(())
+    };
+    match made() {
+        Ok(()) => println!("done"),
+        Err(e) => println!("{e}"),
+    }
+    ExitCode::SUCCESS
+}
+
 /// A process that waits, and below it a chain of others: each lives for microseconds, makes the next and ends. Now and then one adds
 /// a byte to the file.
 pub fn hop(file: &str) -> ExitCode {

@@ -17,6 +17,7 @@ pub fn run(args: &[&str]) -> ExitCode {
         ["listen", port, name] => net::listen(port, name),
         ["inodes", dir] => flood::inodes(dir),
         ["hop", file] => flood::hop(file),
+        ["deep"] => flood::deep(),
         ["project", path] => flood::project(path),
         [script] if script.starts_with('/') => rewrite(),
         numbers => calls::run(numbers),
