@@ -19,6 +19,8 @@ pub fn run(args: &[&str]) -> ExitCode {
         ["hop", file] => flood::hop(file),
         ["deep"] => flood::deep(),
         ["project", path] => flood::project(path),
+        ["hold", way, dir] => flood::hold(way, dir),
+        ["take", what] => flood::take(what),
         [script] if script.starts_with('/') => rewrite(),
         numbers => calls::run(numbers),
     }
