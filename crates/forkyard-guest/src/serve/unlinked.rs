@@ -33,11 +33,8 @@ pub struct Held {
 pub fn held(upper: BorrowedFd<'_>) -> Held {
     let mut look = Look::new(upper);
     for process in procs::all() {
-        if let Err(e) = look.process(process.pid)
-            && !is_gone(e)
-        {
-            look.held.unseen = true;
-        }
+        let looked = look.process(process.pid);
+        look.settle(looked);
     }
     look.held.unseen |=
         look.looked_at > MAX_LOOKED_AT || look.mapped.iter().any(|it| !look.open.contains(it));
@@ -90,26 +87,31 @@ impl Look {
         }
     }
 
-    /// Threads may have descriptors of their own, and outlive the first one, whose folders are empty then.
+    /// Threads may have descriptors of their own, and outlive the first one, which has nothing then.
     fn process(&mut self, pid: i32) -> Result<(), Errno> {
         let mut memory_seen = false;
         let mut last = None;
         for thread in numbers(&format!("/proc/{pid}/task"))? {
             let task = format!("/proc/{pid}/task/{thread}");
             if !memory_seen {
-                memory_seen = self.memory(&task)?;
+                let looked = self.memory(&task);
+                memory_seen = looked == Ok(true);
+                self.settle(looked.map(drop));
             }
             if last.is_none_or(|last| !shares_descriptors(last, thread)) {
-                match self.descriptors(&task, thread, thread == pid) {
-                    Err(e) if !is_gone(e) => return Err(e),
-                    Ok(()) | Err(_) => last = Some(thread),
-                }
+                let looked = self.descriptors(&task, thread, thread == pid);
+                self.settle(looked);
+                last = Some(thread);
             }
             if self.looked_at > MAX_LOOKED_AT {
                 break;
             }
         }
         Ok(())
+    }
+
+    fn settle(&mut self, looked: Result<(), Errno>) {
+        self.held.unseen |= looked.is_err_and(|e| !is_gone(e));
     }
 
     /// The program and the mappings. Whether there are any: who has ended has none.
@@ -172,15 +174,15 @@ impl Look {
     }
 
     /// Of a process that has closed itself to its own user, and whose folder is nobody's that is known in here: with the right to
-    /// look into it, they are told of, and can be taken.
+    /// look into it, they are told of, and can be taken. One that has ended and is not waited for yet is like that, and has none.
     fn closed_descriptors(&mut self, task: &str, thread: i32, is_first: bool) -> Result<(), Errno> {
-        let overlay = self.overlay.ok_or(Errno::ACCESS)?;
         let mut process: Option<OwnedFd> = None;
         for number in numbers(&format!("{task}/fdinfo"))? {
             self.looked_at += 1;
             if self.looked_at > MAX_LOOKED_AT {
                 break;
             }
+            let overlay = self.overlay.ok_or(Errno::ACCESS)?;
             let told = descriptor(task, number)?;
             self.held.unseen |= told.passes_others;
             // Nothing else is taken: to be the last who closes a socket may take as long as its owner said.
