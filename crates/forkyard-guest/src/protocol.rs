@@ -229,6 +229,9 @@ pub enum Answer {
     Matches {
         matches: Vec<MatchMeta>,
         truncated: bool,
+        /// Files with a line that is too long to be searched: what follows it was not searched either.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        unsearched: Vec<String>,
     },
     /// A file that differs; its bytes follow as `size` bytes in `Data` frames.
     Changed {

@@ -276,6 +276,9 @@ pub struct GrepRequest {
 pub struct GrepResult {
     pub matches: Vec<GrepMatch>,
     pub truncated: bool,
+    /// Files with a line that is too long to be searched: what follows it was not searched either.
+    #[serde(default)]
+    pub unsearched: Vec<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

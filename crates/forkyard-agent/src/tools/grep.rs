@@ -10,6 +10,8 @@ use crate::text::cut;
 
 const MAX_MATCHES: usize = 100;
 const MAX_LINE_BYTES: usize = 500;
+/// Names of files that could not be searched.
+const MAX_UNSEARCHED_BYTES: usize = 1000;
 
 pub(crate) struct Grep;
 
@@ -42,18 +44,19 @@ impl Tool for Grep {
             max: MAX_MATCHES,
         };
         let found = call.session.sandbox.grep(request).await?;
-        if found.matches.is_empty() {
-            return Ok(Output::text("No matches."));
-        }
         let lines: Vec<String> = found
             .matches
             .iter()
             .take(MAX_MATCHES)
             .map(|m| format!("{}:{}:{}", m.path, m.line, cut(m.text.trim_end(), MAX_LINE_BYTES)))
             .collect();
-        let mut text = lines.join("\n");
+        let mut text = if lines.is_empty() { "No matches.".into() } else { lines.join("\n") };
         if found.truncated || found.matches.len() > MAX_MATCHES {
             text.push_str(&format!("\n[only the first {MAX_MATCHES} matches are shown]"));
+        }
+        if !found.unsearched.is_empty() {
+            let names = cut(&found.unsearched.join(", "), MAX_UNSEARCHED_BYTES);
+            text.push_str(&format!("\n[not searched to the end, for a line of many megabytes: {names}]"));
         }
         Ok(Output::text(text))
     }

@@ -354,7 +354,7 @@ impl Sandbox for Attached {
         }
         let truncated = matches.len() > request.max;
         matches.truncate(request.max);
-        Ok(GrepResult { matches, truncated })
+        Ok(GrepResult { matches, truncated, unsearched: Vec::new() })
     }
     async fn git_export(&self, _: GitExport) -> Result<WorkDiff> {
         Ok(WorkDiff::default())

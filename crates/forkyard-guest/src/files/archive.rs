@@ -12,6 +12,7 @@ use forkyard_guest::zygote::UnpackLimits;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Timespec, Timestamps, XattrFlags};
 use rustix::io::{Errno, Result as IoResult};
 
+use super::folders::{Folders, Place, ROOT};
 use super::merge::{OPAQUE, is_opaque, is_whiteout};
 use super::tree::{OPEN_DIR, Size, Visitor, walk};
 use crate::sys::{Failure, Result, Step};
@@ -162,12 +163,10 @@ struct Unpacker {
     input: File,
     /// The way down: each open directory, which of `folders` it is, and what it gets when it is left.
     stack: Vec<(OwnedFd, usize, u32)>,
-    /// Every folder but the root, by that of its parent and its name: a descriptor each would be too many.
-    folders: Vec<(usize, CString)>,
+    /// Every folder but the root.
+    folders: Folders,
     /// Where the first of several names of a file is.
-    numbers: HashMap<u64, (usize, CString)>,
-    /// The folder that was gone back to last: the next one is likely the same.
-    again: Option<(usize, OwnedFd)>,
+    numbers: HashMap<u64, Place>,
     /// Folders that their owner can't pass through, with their modes, deepest first: closed at the end.
     closed: Vec<(usize, u32)>,
     file: Option<(File, u64, i64)>,
@@ -177,8 +176,6 @@ struct Unpacker {
 
 /// Without these its owner can't open a folder, or what is in it.
 const PASSABLE: u32 = 0o500;
-/// Of `folders`: none of them, but where they begin.
-const ROOT: usize = usize::MAX;
 
 /// Makes `to` from one layer of the stream; reads not a byte beyond it.
 pub fn unpack(from: OwnedFd, to: &str, limits: UnpackLimits) -> std::result::Result<Size, Refusal> {
@@ -192,9 +189,8 @@ pub fn unpack_into(from: OwnedFd, to: &str, limits: UnpackLimits) -> std::result
     let mut unpacker = Unpacker {
         input: File::from(from),
         stack: vec![(root, ROOT, 0o755)],
-        folders: Vec::new(),
+        folders: Folders::default(),
         numbers: HashMap::new(),
-        again: None,
         closed: Vec::new(),
         file: None,
         left: limits,
@@ -207,7 +203,7 @@ pub fn unpack_into(from: OwnedFd, to: &str, limits: UnpackLimits) -> std::result
         return broken("a directory is not closed");
     }
     for (folder, mode) in std::mem::take(&mut unpacker.closed) {
-        let dir = unpacker.open(folder)?;
+        let dir = unpacker.folders.open(unpacker.root()?, folder).step("unpack")?;
         rustix::fs::fchmod(&dir, Mode::from_raw_mode(mode)).step("unpack")?;
     }
     Ok(unpacker.size)
@@ -269,19 +265,11 @@ impl Unpacker {
         }
     }
 
-    /// A folder that was made before, name by name: whatever took its place meanwhile is not followed.
-    fn open(&self, folder: usize) -> std::result::Result<OwnedFd, Refusal> {
-        let (mut names, mut at) = (Vec::new(), folder);
-        while let Some((parent, name)) = self.folders.get(at) {
-            names.push(name);
-            at = *parent;
+    fn root(&self) -> std::result::Result<BorrowedFd<'_>, Refusal> {
+        match self.stack.first() {
+            Some((root, ..)) => Ok(root.as_fd()),
+            None => broken("it leaves its own root"),
         }
-        let Some((root, ..)) = self.stack.first() else { return broken("it leaves its own root") };
-        let mut dir = rustix::io::fcntl_dupfd_cloexec(root, 3).step("unpack")?;
-        for name in names.into_iter().rev() {
-            dir = rustix::fs::openat(&dir, name, OPEN_DIR, Mode::empty()).step("unpack")?;
-        }
-        Ok(dir)
     }
 
     fn take(&mut self, entry: Entry, body: &[u8]) -> std::result::Result<(), Refusal> {
@@ -321,8 +309,8 @@ impl Unpacker {
                     rustix::fs::fsetxattr(&dir, OPAQUE, b"y", XattrFlags::empty()).step("unpack")?;
                 }
                 let parent = self.stack.last().map_or(ROOT, |(_, folder, _)| *folder);
-                self.folders.push((parent, name));
-                self.stack.push((dir, self.folders.len() - 1, mode & 0o1777));
+                let number = self.folders.add(parent, name);
+                self.stack.push((dir, number, mode & 0o1777));
             }
             Entry::File { mode, size, mtime_ns, number } => {
                 let name = name_of(body)?;
@@ -340,15 +328,13 @@ impl Unpacker {
             }
             Entry::Hard { number } => {
                 let name = name_of(body)?;
-                let Some((folder, first)) = self.numbers.get(&number) else {
+                let Some(first) = self.numbers.get(&number) else {
                     return broken("a link to nothing");
                 };
-                let dir = match self.again.take() {
-                    Some((known, dir)) if known == *folder => dir,
-                    _ => self.open(*folder)?,
+                let (Some((root, ..)), Some((at, ..))) = (self.stack.first(), self.stack.last()) else {
+                    return broken("it leaves its own root");
                 };
-                rustix::fs::linkat(&dir, first, self.at()?, &name, AtFlags::empty()).map_err(twice)?;
-                self.again = Some((*folder, dir));
+                self.folders.link(root.as_fd(), first, at.as_fd(), &name).map_err(twice)?;
             }
             Entry::Symlink { mtime_ns } => {
                 let Some(zero) = body.iter().position(|b| *b == 0) else {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, Timestamps, XattrFlags};
 use rustix::io::{Errno, Result as IoResult};
 
+use super::folders::{Folders, Place, ROOT};
 use super::tree::{OPEN_DIR, Size, Visitor, walk};
 use crate::sys::{Result, Step};
 
@@ -29,6 +30,7 @@ pub fn copy(source: BorrowedFd<'_>, to: &str, limit_ms: Option<u64>) -> Result<O
         at: rustix::io::dup(&root).step("copy to")?,
         root,
         path: Vec::new(),
+        folders: Folders::default(),
         links: HashMap::new(),
         until: limit_ms.map(|ms| Instant::now() + Duration::from_millis(ms)),
         size: Size::default(),
@@ -45,10 +47,12 @@ pub fn copy(source: BorrowedFd<'_>, to: &str, limit_ms: Option<u64>) -> Result<O
 struct Copier {
     root: OwnedFd,
     at: OwnedFd,
-    /// Names from the root to `at`.
-    path: Vec<CString>,
-    /// Where the first of several names of a file went.
-    links: HashMap<(u64, u64), CString>,
+    /// Names from the root to `at`, each with its number in `folders` once that is needed.
+    path: Vec<(CString, Option<usize>)>,
+    /// Those that hold the first of several names of a file.
+    folders: Folders,
+    /// Where these names went.
+    links: HashMap<(u64, u64), Place>,
     until: Option<Instant>,
     size: Size,
 }
@@ -61,14 +65,13 @@ impl Copier {
         }
     }
 
-    fn path_of(&self, name: &CStr) -> CString {
-        let mut path = Vec::new();
-        for part in &self.path {
-            path.extend_from_slice(part.to_bytes());
-            path.push(b'/');
+    /// The number of the folder that is copied to.
+    fn folder(&mut self) -> usize {
+        let (folders, mut parent) = (&mut self.folders, ROOT);
+        for (name, number) in &mut self.path {
+            parent = *number.get_or_insert_with(|| folders.add(parent, name.clone()));
         }
-        path.extend_from_slice(name.to_bytes());
-        CString::new(path).expect("made of C strings")
+        parent
     }
 
     fn content(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: u64) -> IoResult<()> {
@@ -114,14 +117,15 @@ impl Visitor for Copier {
         self.in_time()?;
         let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let kind = FileType::from_raw_mode(stat.st_mode);
-        let to = self.at.as_fd();
         self.size.entries += 1;
         if stat.st_nlink > 1 {
             if let Some(first) = self.links.get(&(stat.st_dev, stat.st_ino)) {
-                return rustix::fs::linkat(self.root.as_fd(), first, to, name, AtFlags::empty());
+                return self.folders.link(self.root.as_fd(), first, self.at.as_fd(), name);
             }
-            self.links.insert((stat.st_dev, stat.st_ino), self.path_of(name));
+            let folder = self.folder();
+            self.links.insert((stat.st_dev, stat.st_ino), (folder, name.to_owned()));
         }
+        let to = self.at.as_fd();
         match kind {
             FileType::Symlink => {
                 let target = rustix::fs::readlinkat(dir, name, Vec::new())?;
@@ -155,7 +159,7 @@ impl Visitor for Copier {
             Err(e) => return Err(e),
         }
         self.at = rustix::fs::openat(self.at.as_fd(), name, OPEN_DIR, Mode::empty())?;
-        self.path.push(name.to_owned());
+        self.path.push((name.to_owned(), None));
         self.size.entries += 1;
         Ok(())
     }
@@ -203,4 +207,52 @@ pub fn attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> IoResult<()> {
     let stat = rustix::fs::fstat(from)?;
     rustix::fs::fchmod(to, Mode::from_raw_mode(stat.st_mode & 0o7777))?;
     rustix::fs::futimens(to, &times(&stat))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tree::{self, open};
+    use super::*;
+
+    /// So deep that no path leads down: each name has 250 bytes.
+    const DEPTH: usize = 40;
+    const FILES: usize = 3;
+
+    fn down(root: &str, make: bool) -> OwnedFd {
+        let name = "a".repeat(250);
+        let mut at = open(root).unwrap();
+        for _ in 0..DEPTH {
+            if make {
+                rustix::fs::mkdirat(&at, &name, Mode::from_raw_mode(0o700)).unwrap();
+            }
+            at = rustix::fs::openat(&at, &name, OPEN_DIR, Mode::empty()).unwrap();
+        }
+        at
+    }
+
+    #[test]
+    fn second_names_in_a_deep_tree_need_no_path() {
+        let root = std::env::temp_dir().join(format!("forkyard-copy-{}", std::process::id()));
+        std::fs::create_dir(&root).unwrap();
+        let [root, from, to] = ["", "from", "to"].map(|part| root.join(part).to_str().unwrap().to_string());
+        std::fs::create_dir(&from).unwrap();
+        let deepest = down(&from, true);
+        // Met last.
+        rustix::fs::mkdirat(&deepest, "s", Mode::from_raw_mode(0o700)).unwrap();
+        let names = |i| ["f", "s/g"].map(|name| format!("{name}{i}"));
+        for i in 0..FILES {
+            let [first, second] = names(i);
+            rustix::fs::openat(&deepest, &first, OFlags::CREATE, Mode::from_raw_mode(0o600)).unwrap();
+            rustix::fs::linkat(&deepest, &first, &deepest, second, AtFlags::empty()).unwrap();
+        }
+        let size = copy(open(&from).unwrap().as_fd(), &to, None).unwrap().unwrap();
+        assert_eq!(size.entries, (DEPTH + 1 + 2 * FILES) as u64);
+        let deepest = down(&to, false);
+        for i in 0..FILES {
+            let [first, second] = names(i)
+                .map(|name| rustix::fs::statat(&deepest, name, AtFlags::SYMLINK_NOFOLLOW).unwrap().st_ino);
+            assert_eq!(first, second, "{i}");
+        }
+        tree::remove(&root).unwrap();
+    }
 }

@@ -4,20 +4,22 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
 use forkyard_guest::protocol::{Answer, Fault, MAX_CHUNK, escape_name};
-use ignore::WalkBuilder;
 use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 use sha1::{Digest, Sha1};
 
+use super::look::{self, IgnoreFiles};
+use super::tree::BLOCK;
 use super::{FileError, Result, WORKSPACE, resolve};
 
 /// Deeper paths are not what repositories hold, and git itself struggles with them.
 const MAX_DEPTH: usize = 128;
 /// Deleted or skipped names in one answer; more of them means that the base is not this tree's.
 const MAX_NAMES: usize = 200_000;
+/// .git is the sandbox's to write.
+const IGNORE_FILES: IgnoreFiles = IgnoreFiles { names: &[".gitignore"], above: false };
 /// Names in one frame: even the longest fit.
 const NAMES_PART: usize = 256;
 const MODE_FILE: u32 = 0o100644;
@@ -43,65 +45,70 @@ pub fn run(
     };
     let mut unseen: BTreeMap<String, (u32, String)> =
         base.into_iter().map(|(path, mode, oid)| (path, (mode, oid))).collect();
-    let mut budget = Budget { bytes: max_bytes, files: max_files };
-    let mut skipped = Vec::new();
-
-    for path in not_ignored(Path::new(&root), &mut skipped) {
-        let known = unseen.remove(&path);
-        one(&root, &path, known.as_ref(), &mut budget, &mut skipped, send)?;
-    }
+    let mut budget = Budget { whole: max_bytes, bytes: max_bytes, files: max_files };
+    let mut names = Names::default();
+    look::each(&root, &IGNORE_FILES, MAX_DEPTH, &mut |path, _| {
+        match path.to_str().filter(|path| !path.contains('\\') || !path.contains("\\x")) {
+            Some(path) => {
+                let known = unseen.remove(path);
+                one(&root, path, known.as_ref(), &mut budget, &mut names, send)?;
+            }
+            None => names.skip(escape_name(path.as_os_str().as_bytes()), send)?,
+        }
+        Ok(true)
+    })?;
     // What is left was not met: deleted, or tracked in spite of an ignore rule.
-    let mut deleted = Vec::new();
     for (path, known) in unseen {
-        match one(&root, &path, Some(&known), &mut budget, &mut skipped, send) {
+        match one(&root, &path, Some(&known), &mut budget, &mut names, send) {
             Ok(()) => {}
-            Err(e) if e.kind == Fault::NotFound => deleted.push(path),
+            Err(e) if e.kind == Fault::NotFound => names.delete(path, send)?,
             Err(e) => return Err(e),
         }
     }
-    if deleted.len() + skipped.len() > MAX_NAMES {
-        return Err(FileError::new(
-            Fault::TooLarge,
-            format!("more than {MAX_NAMES} paths were deleted or can't be kept"),
-        ));
-    }
-    for part in deleted.chunks(NAMES_PART) {
-        send(Answer::Exported { deleted: part.to_vec(), skipped: Vec::new() }, &[])?;
-    }
-    for part in skipped.chunks(NAMES_PART) {
-        send(Answer::Exported { deleted: Vec::new(), skipped: part.to_vec() }, &[])?;
-    }
+    names.send(send)?;
     Ok(Answer::Done)
 }
 
-fn not_ignored(root: &Path, skipped: &mut Vec<String>) -> Vec<String> {
-    let mut paths = Vec::new();
-    let walk = WalkBuilder::new(root)
-        .hidden(false)
-        .parents(false)
-        .ignore(false)
-        .require_git(false)
-        .git_global(false)
-        .git_exclude(false) // .git is the sandbox's to write
-        .follow_links(false)
-        .max_depth(Some(MAX_DEPTH))
-        .filter_entry(|entry| !entry.file_name().as_encoded_bytes().eq_ignore_ascii_case(b".git"))
-        .build();
-    for entry in walk.flatten() {
-        let Ok(relative) = entry.path().strip_prefix(root) else { continue };
-        if relative.as_os_str().is_empty() || entry.file_type().is_none_or(|kind| kind.is_dir()) {
-            continue;
-        }
-        match relative.to_str().filter(|path| !path.contains('\\') || !path.contains("\\x")) {
-            Some(path) => paths.push(path.to_string()),
-            None => skipped.push(escape_name(relative.as_os_str().as_bytes())),
-        }
+/// Paths without content, sent on before they are many.
+#[derive(Default)]
+struct Names {
+    deleted: Vec<String>,
+    skipped: Vec<String>,
+    count: usize,
+}
+
+impl Names {
+    fn delete(&mut self, path: String, send: Send<'_>) -> Result<()> {
+        self.deleted.push(path);
+        self.added(send)
     }
-    paths.sort_unstable();
-    paths
+
+    fn skip(&mut self, path: String, send: Send<'_>) -> Result<()> {
+        self.skipped.push(path);
+        self.added(send)
+    }
+
+    fn added(&mut self, send: Send<'_>) -> Result<()> {
+        self.count += 1;
+        if self.count > MAX_NAMES {
+            let message = format!("more than {MAX_NAMES} paths were deleted or can't be kept");
+            return Err(FileError::new(Fault::TooLarge, message));
+        }
+        if self.deleted.len() + self.skipped.len() < NAMES_PART { Ok(()) } else { self.send(send) }
+    }
+
+    fn send(&mut self, send: Send<'_>) -> Result<()> {
+        let (deleted, skipped) = (std::mem::take(&mut self.deleted), std::mem::take(&mut self.skipped));
+        if deleted.is_empty() && skipped.is_empty() {
+            return Ok(());
+        }
+        send(Answer::Exported { deleted, skipped }, &[])
+    }
 }
 
 struct Budget {
+    /// What `bytes` began with.
+    whole: u64,
     bytes: u64,
     files: u64,
 }
@@ -125,7 +132,7 @@ fn one(
     path: &str,
     known: Option<&(u32, String)>,
     budget: &mut Budget,
-    skipped: &mut Vec<String>,
+    names: &mut Names,
     send: Send<'_>,
 ) -> Result<()> {
     let full = format!("{root}/{path}");
@@ -155,14 +162,16 @@ fn one(
             let file = match super::ops::open_regular(&full) {
                 Ok(file) => std::fs::File::from(file),
                 Err(e) if e.kind == Fault::Denied => {
-                    skipped.push(path.to_string());
-                    return Ok(());
+                    return names.skip(path.to_string(), send);
                 }
                 Err(e) => return Err(e),
             };
             if let Some((known_mode, oid)) = known {
-                // Hashed in parts: a tracked file that did not change is never held in memory.
-                if *known_mode == mode && file_id(&file, size).is_some_and(|id| id == *oid) {
+                // Hashed in parts: a tracked file that did not change is never held in memory. One that is mostly holes takes
+                // as long as its size says, which costs nothing to write: no further than it could be sent.
+                let is_there =
+                    size <= budget.whole || (stat.st_blocks as u64).saturating_mul(BLOCK) >= size / 2;
+                if *known_mode == mode && is_there && file_id(&file, size).is_some_and(|id| id == *oid) {
                     return Ok(());
                 }
             }
@@ -184,10 +193,7 @@ fn one(
             send_data(&data, send)
         }
         FileType::Directory if known.is_some() => Err(FileError::new(Fault::NotFound, path)),
-        _ => {
-            skipped.push(path.to_string());
-            Ok(())
-        }
+        _ => names.skip(path.to_string(), send),
     }
 }
 
@@ -229,6 +235,8 @@ fn file_id(mut file: &std::fs::File, size: u64) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]
@@ -266,6 +274,16 @@ mod tests {
         let long = format!("Not a directory/{}", "x".repeat(300));
         let failed = deleted(&root, &[&long]).unwrap_err();
         assert_eq!((failed.kind, failed.errno), (Fault::Invalid, Some(Errno::NAMETOOLONG)));
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn a_tracked_file_that_became_holes_is_not_read() {
+        let root = std::env::temp_dir().join(format!("forkyard-holes-{}", std::process::id()));
+        std::fs::create_dir(&root).unwrap();
+        // Terabytes: hashing them takes hours.
+        std::fs::File::create(root.join("file")).unwrap().set_len(8 << 40).unwrap();
+        assert_eq!(deleted(&root, &["file"]).unwrap_err().kind, Fault::TooLarge);
         std::fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -10,7 +10,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use forkyard_guest::zygote::UnpackLimits;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, setrlimit};
 use tar::EntryType;
 
 use super::archive::Refusal;
@@ -24,8 +23,6 @@ const MAX_DEPTH: usize = 256;
 const MAX_NAME: usize = 255;
 /// What an entry costs besides its bytes.
 const ENTRY_COST: u64 = 512;
-/// Of this worker: a header that claims a name of gigabytes ends it, not the machine.
-const MAX_MEMORY: u64 = 1 << 30;
 const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE_MARK: &[u8] = b".wh..wh..opq";
 
@@ -39,7 +36,6 @@ fn bad_stream(e: std::io::Error) -> Refusal {
 
 /// Makes `to` from the stream.
 pub fn unpack(from: OwnedFd, to: &str, limits: UnpackLimits) -> Result<Size> {
-    let _ = setrlimit(Resource::As, Rlimit { current: Some(MAX_MEMORY), maximum: Some(MAX_MEMORY) });
     rustix::fs::mkdir(to, Mode::from_raw_mode(0o755)).step("unpack")?;
     let root = rustix::fs::open(to, OPEN_DIR, Mode::empty()).step("unpack")?;
     let mut layer = Layer { root, left: limits, size: Size::default() };

@@ -4,7 +4,9 @@
 pub mod archive;
 mod copy;
 mod export;
+mod folders;
 pub mod image;
+mod look;
 pub mod merge;
 mod ops;
 mod resolve;
@@ -119,8 +121,8 @@ pub fn answer(seq: u32, op: Op, body: &[u8], out: &Outbox) {
         .map(done),
         Op::Grep { pattern, path, glob, ignore_case, max } => {
             let query = search::Grep { pattern, path, glob, ignore_case, max };
-            search::grep(&query, |matches, truncated| {
-                let _ = out.send(seq, Answer::Matches { matches, truncated }, &[]);
+            search::grep(&query, |search::Found { matches, truncated, unsearched }| {
+                let _ = out.send(seq, Answer::Matches { matches, truncated, unsearched }, &[]);
             })
             .map(done)
         }

@@ -12,6 +12,8 @@ use super::{FileError, Result, resolve, tree};
 const LIST_PART: usize = 512;
 /// Entries of one folder that are listed; more is an answer that nobody reads.
 const MAX_LIST: usize = 1_000_000;
+/// And bytes of their names.
+const MAX_LIST_BYTES: usize = 32 << 20;
 
 /// A regular file, opened without waiting for whoever is behind a FIFO or a device.
 pub fn open_regular(path: &str) -> Result<OwnedFd> {
@@ -85,14 +87,16 @@ fn meta(name: String, stat: &rustix::fs::Stat, symlink_target: Option<String>) -
 pub fn list(path: &str, mut part: impl FnMut(Vec<FileMeta>)) -> Result<()> {
     let failed = |e| FileError::errno(path, e);
     let dir = resolve::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NONBLOCK)?;
-    let mut names = Vec::new();
+    let (mut names, mut bytes) = (Vec::new(), 0);
     for entry in Dir::read_from(&dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
             names.push(entry.file_name().to_owned());
+            bytes += entry.file_name().count_bytes();
         }
-        if names.len() > MAX_LIST {
-            return Err(FileError::new(Fault::TooLarge, format!("{path}: has more than {MAX_LIST} entries")));
+        if names.len() > MAX_LIST || bytes > MAX_LIST_BYTES {
+            let bound = format!("{MAX_LIST} entries or {MAX_LIST_BYTES} bytes of names");
+            return Err(FileError::new(Fault::TooLarge, format!("{path}: has more than {bound}")));
         }
     }
     names.sort_unstable();

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use forkyard_guest::protocol::Fault;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use super::{FileError, Result, WORKSPACE};
 
@@ -31,7 +32,7 @@ pub fn open(path: &str, flags: OFlags) -> Result<OwnedFd> {
     open_raw(&full, flags).map_err(|e| FileError::errno(path, e))
 }
 
-pub fn open_raw(full: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+pub fn open_raw(full: impl Arg + Copy, flags: OFlags) -> rustix::io::Result<OwnedFd> {
     for _ in 0..RACES {
         match openat2(CWD, full, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
             Err(Errno::AGAIN | Errno::INTR) => {}

@@ -1,5 +1,7 @@
 //! glob and grep, with ripgrep's own parts: what .gitignore names is left out, hidden files are looked at, .git is not.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use forkyard_guest::protocol::{Fault, MatchMeta, escape_name};
@@ -7,9 +9,9 @@ use globset::{GlobBuilder, GlobMatcher};
 use grep_regex::RegexMatcherBuilder;
 use grep_searcher::sinks::Lossy;
 use grep_searcher::{BinaryDetection, MmapChoice, SearcherBuilder};
-use ignore::WalkBuilder;
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 
+use super::look::{self, IgnoreFiles};
 use super::{FileError, Result, WORKSPACE, ops, resolve};
 
 /// Answers of one question, whatever was asked for.
@@ -21,7 +23,16 @@ const MAX_ANSWER_BYTES: usize = 16 << 20;
 const NAMES_PART: usize = 2000;
 const MATCHES_PART: usize = 500;
 /// Bound of the compiled expression, which may be hostile.
-const REGEX_SIZE: usize = 32 << 20;
+const REGEX_SIZE: usize = 16 << 20;
+/// Of what the search remembers of it: when that is full it begins anew.
+const REGEX_CACHE: usize = 16 << 20;
+/// A line is held as a whole to be searched: longer ones are data.
+const MAX_SEARCHED_LINE: usize = 8 << 20;
+/// Files that are named for having longer ones.
+const MAX_UNSEARCHED: usize = 100;
+/// The last one is the strongest.
+const IGNORE_FILES: IgnoreFiles =
+    IgnoreFiles { names: &[".git/info/exclude", ".gitignore", ".ignore"], above: true };
 
 fn invalid(message: impl std::fmt::Display) -> FileError {
     FileError::new(Fault::Invalid, message.to_string())
@@ -42,17 +53,6 @@ fn glob_matcher(pattern: &str) -> Result<GlobMatcher> {
         .map_err(|e| invalid(format!("pattern {pattern:?}: {e}")))
 }
 
-fn walker(root: &Path) -> WalkBuilder {
-    let mut walk = WalkBuilder::new(root);
-    walk.hidden(false)
-        .require_git(false)
-        .git_global(false)
-        .follow_links(false)
-        .filter_entry(|entry| entry.file_name() != ".git")
-        .threads(1);
-    walk
-}
-
 fn start(path: Option<&str>) -> Result<String> {
     let path = resolve::absolute(path.unwrap_or(WORKSPACE))?;
     resolve::open(&path, OFlags::PATH)?; // names what is missing
@@ -65,20 +65,20 @@ pub fn glob(pattern: &str, path: Option<&str>, max: u64, mut part: impl FnMut(Ve
     // A pattern may be absolute if it lies below the start.
     let relative = pattern.strip_prefix(&format!("{}/", root.trim_end_matches('/'))).unwrap_or(pattern);
     let matcher = glob_matcher(relative)?;
+    let mut left = bound(max);
     let mut found = Vec::new();
-    for entry in walker(Path::new(&root)).build().flatten() {
-        if entry.file_type().is_none_or(|kind| kind.is_dir()) {
-            continue;
+    look::each(&root, &IGNORE_FILES, usize::MAX, &mut |path, _| {
+        if matcher.is_match(path) {
+            found.push(escape_name(path.as_os_str().as_encoded_bytes()));
+            left -= 1;
         }
-        let Ok(relative) = entry.path().strip_prefix(&root) else { continue };
-        if matcher.is_match(relative) {
-            found.push(escape_name(relative.as_os_str().as_encoded_bytes()));
+        if left == 0 || found.len() == NAMES_PART {
+            part(std::mem::take(&mut found));
         }
-    }
-    found.sort_unstable();
-    found.truncate(usize::try_from(bound(max)).unwrap_or(usize::MAX));
-    for names in found.chunks(NAMES_PART) {
-        part(names.to_vec());
+        Ok(left > 0)
+    })?;
+    if !found.is_empty() {
+        part(found);
     }
     Ok(())
 }
@@ -91,59 +91,102 @@ pub struct Grep {
     pub max: u64,
 }
 
+/// A part of what a search found.
+#[derive(Default)]
+pub struct Found {
+    pub matches: Vec<MatchMeta>,
+    /// There is more than was asked for.
+    pub truncated: bool,
+    /// Files with a line that is too long to be looked at: what follows it was not searched either.
+    pub unsearched: Vec<String>,
+}
+
 /// Matches in the order of paths and lines.
-pub fn grep(query: &Grep, mut part: impl FnMut(Vec<MatchMeta>, bool)) -> Result<()> {
+pub fn grep(query: &Grep, mut part: impl FnMut(Found)) -> Result<()> {
     let root = start(query.path.as_deref())?;
     let matcher = RegexMatcherBuilder::new()
         .case_insensitive(query.ignore_case)
         .line_terminator(Some(b'\n'))
         .size_limit(REGEX_SIZE)
+        .dfa_size_limit(REGEX_CACHE)
         .build(&query.pattern)
         .map_err(|e| invalid(format!("pattern {:?}: {e}", query.pattern)))?;
     let only = query.glob.as_deref().map(glob_matcher).transpose()?;
-    let max = usize::try_from(bound(query.max)).unwrap_or(usize::MAX);
     let mut searcher = SearcherBuilder::new()
         .binary_detection(BinaryDetection::quit(0))
         .memory_map(MmapChoice::never()) // a file that shrinks under a map would kill the guest
+        .heap_limit(Some(MAX_SEARCHED_LINE))
         .line_number(true)
         .build();
-    let (mut matches, mut bytes, mut truncated) = (Vec::new(), 0, false);
-    let mut walk = walker(Path::new(&root));
-    walk.sort_by_file_path(Path::cmp);
-    for entry in walk.build().flatten() {
-        if entry.file_type().is_none_or(|kind| !kind.is_file()) {
-            continue;
-        }
-        let relative = match entry.path().strip_prefix(&root) {
-            Ok(relative) if !relative.as_os_str().is_empty() => relative,
-            _ => Path::new(entry.path().file_name().unwrap_or_default()),
+    let (mut left, mut bytes, mut unsearched) = (bound(query.max), 0, 0);
+    let mut found = Found::default();
+    look::each(&root, &IGNORE_FILES, usize::MAX, &mut |path, kind| {
+        let full = Path::new(&root).join(path);
+        let path = match path.as_os_str().is_empty() {
+            true => Path::new(full.file_name().unwrap_or_default()),
+            false => path,
         };
-        if only.as_ref().is_some_and(|glob| !glob.is_match(relative)) {
-            continue;
+        if kind != FileType::RegularFile || only.as_ref().is_some_and(|glob| !glob.is_match(path)) {
+            return Ok(true);
         }
-        let Some(Ok(file)) = entry.path().to_str().map(ops::open_regular) else { continue };
-        let name = escape_name(relative.as_os_str().as_encoded_bytes());
+        let Some(Ok(file)) = full.to_str().map(ops::open_regular) else { return Ok(true) };
+        let name = escape_name(path.as_os_str().as_encoded_bytes());
         let sink = Lossy(|line, text| {
-            if matches.len() >= max || bytes > MAX_ANSWER_BYTES {
-                truncated = true;
+            if left == 0 || bytes > MAX_ANSWER_BYTES {
+                found.truncated = true;
                 return Ok(false);
             }
             let text = text.trim_end_matches(['\n', '\r']);
             let cut = text.floor_char_boundary(MAX_LINE);
+            left -= 1;
             bytes += cut + name.len();
-            matches.push(MatchMeta { path: name.clone(), line, text: text[..cut].to_string() });
+            found.matches.push(MatchMeta { path: name.clone(), line, text: text[..cut].to_string() });
+            if found.matches.len() == MATCHES_PART {
+                part(std::mem::take(&mut found));
+            }
             Ok(true)
         });
-        let _ = searcher.search_file(&matcher, &std::fs::File::from(file), sink); // unreadable: nothing to find
-        if truncated {
-            break;
+        // Of `Other` there is one error: the bound on a line. What can't be read has nothing to find.
+        if searcher
+            .search_file(&matcher, &File::from(file), sink)
+            .is_err_and(|e| e.kind() == ErrorKind::Other)
+            && unsearched < MAX_UNSEARCHED
+        {
+            unsearched += 1;
+            found.unsearched.push(name);
         }
-    }
-    for some in matches.chunks(MATCHES_PART) {
-        part(some.to_vec(), false);
-    }
-    if truncated {
-        part(Vec::new(), true);
+        Ok(!found.truncated)
+    })?;
+    if found.truncated || !found.matches.is_empty() || !found.unsearched.is_empty() {
+        part(found);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_is_too_long_to_hold_is_told() {
+        let root = std::env::temp_dir().join(format!("forkyard-search-{}", std::process::id()));
+        std::fs::create_dir(&root).unwrap();
+        for (name, length) in [("fits", MAX_SEARCHED_LINE / 2), ("line", MAX_SEARCHED_LINE + 1), ("short", 0)]
+        {
+            std::fs::write(root.join(name), format!("needle\n{}needle\n", "x".repeat(length))).unwrap();
+        }
+        let path = root.to_str().map(String::from);
+        let query = Grep { pattern: "needle".into(), path, glob: None, ignore_case: false, max: 0 };
+        let (mut matches, mut unsearched) = (Vec::new(), Vec::new());
+        grep(&query, |found| {
+            matches.extend(found.matches.into_iter().map(|m| (m.path, m.line)));
+            unsearched.extend(found.unsearched);
+            assert!(!found.truncated);
+        })
+        .unwrap();
+        let all = [("fits", 1), ("fits", 2), ("line", 1), ("short", 1), ("short", 2)];
+        assert_eq!(matches, all.map(|(path, line)| (path.to_string(), line)));
+        assert_eq!(unsearched, ["line"]);
+        std::fs::remove_dir_all(&root).unwrap();
+    }
 }

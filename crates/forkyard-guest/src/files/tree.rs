@@ -189,7 +189,7 @@ pub struct Size {
 }
 
 /// The kernel counts blocks of this size whatever the file system's own.
-const BLOCK: u64 = 512;
+pub const BLOCK: u64 = 512;
 /// What an entry counts at least: empty files fill a disk too, by its inodes.
 pub const ENTRY_BYTES: u64 = 4096;
 

@@ -180,6 +180,7 @@ fn enter(start: &Start) -> Result<Entered> {
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS).step("user namespace")?;
     map_id(0, uid, gid).step("id map")?;
+    setup::bound_together();
     make_all_private().step("private mounts")?;
     let late = |tree: Option<OwnedFd>, path: &str, recursive| match tree {
         Some(tree) => Ok(tree),

@@ -14,6 +14,13 @@ use crate::sys::process::{drop_capabilities, exit_now, map_id, set_dumpable, uns
 use crate::sys::{Failure, Result, Step, landlock, seccomp, socket};
 
 const SHM_INODES: &str = "65536";
+/// Terminals are the machine's, 3072 for all its containers. Tools that make many at once make dozens.
+const MAX_TERMINALS: &str = "64";
+/// What watches files is counted with the user outside too, who often has 128 instances: of these an editor's server or a build
+/// takes one to a few, and one of them a watch for each folder of a large repository.
+const MAX_WATCHES: [(&str, u32); 2] = [("inotify_instances", 32), ("inotify_watches", 65_536)];
+/// All sandboxes of a zygote together leave the user outside one part in so many.
+const LEFT_OUTSIDE: u32 = 4;
 /// Descriptors of the setup: the pieces of the message, in order.
 pub const FIXED_FDS: usize = 3;
 const FREEZER_FDS: usize = 3;
@@ -33,8 +40,26 @@ pub struct Born {
 /// What is the same for every sandbox of this user inside.
 pub fn prepare(id: u32) -> Result<()> {
     map_id(id, 0, 0).step("id map")?;
+    for (kind, most) in MAX_WATCHES {
+        bound_of_namespace(kind, most);
+    }
     unshare(libc::CLONE_NEWNET).step("network namespace")?;
     socket::loopback_up().step("loopback")
+}
+
+/// The same for all of this zygote, of whose namespace theirs are made.
+pub fn bound_together() {
+    for (kind, most) in MAX_WATCHES {
+        let outside = std::fs::read_to_string(format!("/proc/sys/fs/{}", kind.replace('_', "/max_user_")));
+        let outside = outside.ok().and_then(|text| text.trim().parse::<u32>().ok()).unwrap_or(most);
+        bound_of_namespace(kind, outside - outside / LEFT_OUTSIDE);
+    }
+}
+
+/// Of this user namespace, and by whoever runs in it without rights not to be changed. Where /proc/sys is read-only, as in a
+/// container, the bound of the user outside is all there is.
+fn bound_of_namespace(kind: &str, most: u32) {
+    let _ = std::fs::write(format!("/proc/sys/user/max_{kind}"), most.to_string());
 }
 
 /// Does not return: the clone is the sandbox's pid 1.
@@ -184,7 +209,8 @@ fn setup(
     place(new_fs("proc", &[], LOCKED_DOWN).step("proc")?, "proc")?;
     place(clone_tree("/dev", true).step("dev")?, "dev")?;
     let no_exec = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let pts = new_fs("devpts", &[("ptmxmode", Some("0666")), ("mode", Some("620"))], no_exec);
+    let terminals = [("ptmxmode", Some("0666")), ("mode", Some("620")), ("max", Some(MAX_TERMINALS))];
+    let pts = new_fs("devpts", &terminals, no_exec);
     place(pts.step("devpts")?, "dev/pts")?;
     let shm_size = ask.shm_bytes.to_string();
     let shm = [("size", Some(shm_size.as_str())), ("nr_inodes", Some(SHM_INODES)), ("mode", Some("1777"))];

@@ -5,12 +5,22 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use forkyard_guest::zygote::{Work, WorkResult};
 
+use rustix::process::{Resource, Rlimit, setrlimit};
+
 use super::reply;
 use crate::files::archive::{self, Refusal};
 use crate::files::{image, merge, tree};
 use crate::sys::Failure;
 
+/// Of a worker: whoever built a tree or an archive to fill it ends the worker, not the machine. Millions of files with a
+/// second name each fit.
+const MAX_MEMORY: u64 = 1 << 30;
+
 pub fn run(work: Work, fds: Vec<OwnedFd>) {
+    // A removal holds the names of folders on its way down alone, and what it can't remove would stay for ever.
+    if !matches!(work, Work::Remove { .. }) {
+        let _ = setrlimit(Resource::As, Rlimit { current: Some(MAX_MEMORY), maximum: Some(MAX_MEMORY) });
+    }
     let mut fds = fds.into_iter();
     let Some(result) = fds.next() else { return };
     let at = |path: &str| format!("/state/{path}");

@@ -1,7 +1,10 @@
 //! More than a sandbox may have.
 
-use std::os::fd::AsRawFd;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Folders of this many files: none is slow by itself.
 const IN_A_FOLDER: u64 = 1000;
@@ -19,10 +22,33 @@ pub fn inodes(dir: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
+/// Files deeper than any path leads, each with a second name in a folder below them. Says that it is done.
+pub fn deep() -> ExitCode {
+    const DEPTH: u32 = 100;
+    const FILES: u32 = 10;
+    let made = || {
+        let name = "a".repeat(250);
+        for _ in 0..DEPTH {
+            std::fs::create_dir(&name)?;
+            std::env::set_current_dir(&name)?;
+        }
+        std::fs::create_dir("s")?;
+        for i in 0..FILES {
+            std::fs::write(format!("f{i}"), "")?;
+            std::fs::hard_link(format!("f{i}"), format!("s/g{i}"))?;
+        }
+        std::io::Result::Ok(())
+    };
+    match made() {
+        Ok(()) => println!("done"),
+        Err(e) => println!("{e}"),
+    }
+    ExitCode::SUCCESS
+}
+
 /// A process that waits, and below it a chain of others: each lives for microseconds, makes the next and ends. Now and then one adds
 /// a byte to the file.
 pub fn hop(file: &str) -> ExitCode {
-    use std::io::Write;
     const HOPS_A_BYTE: u32 = 10;
     // SAFETY: this process has one thread, and nothing that a child would do twice.
     unsafe {
@@ -45,6 +71,99 @@ pub fn hop(file: &str) -> ExitCode {
                 std::fs::File::options().append(true).create(true).open(file).and_then(|mut f| f.write(b"."));
         }
     }
+    ExitCode::SUCCESS
+}
+
+/// Of each file that is held.
+const HELD_MIB: usize = 8;
+
+/// Files without a name that nobody can look at, without end; a line for each MiB. It ends where a quota refuses it.
+pub fn hold(way: &str, dir: &str) -> ExitCode {
+    let dir = dir.to_string();
+    let nobody_looks_in = || {
+        // SAFETY: this process only; no memory of ours is touched.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
+    };
+    match way {
+        "closed" => {
+            nobody_looks_in();
+            fill(&dir, |file, held| held.push(file.into()));
+        }
+        "mapped" => fill(&dir, map),
+        "closed-mapped" => {
+            nobody_looks_in();
+            fill(&dir, map);
+        }
+        "passed" => fill(&dir, |file, held| {
+            let (one, other) = std::os::unix::net::UnixStream::pair().expect("a pair of sockets");
+            crate::sys::socket::send(one.as_fd(), b".", &[file.as_fd()]).expect("on its way");
+            held.extend([OwnedFd::from(one), other.into()]);
+        }),
+        "thread" | "survivor" => {
+            let thread = std::thread::spawn(move || {
+                // SAFETY: no descriptor has such a number; what changes is whose table this thread has.
+                unsafe {
+                    libc::syscall(libc::SYS_close_range, u32::MAX, u32::MAX, libc::CLOSE_RANGE_UNSHARE)
+                };
+                fill(&dir, |file, held| held.push(file.into()));
+                std::process::exit(9)
+            });
+            if way == "survivor" {
+                // SAFETY: ends this thread alone; the other one has all that it uses.
+                unsafe { libc::syscall(libc::SYS_exit, 0) };
+            }
+            let _ = thread.join();
+        }
+        _ => return ExitCode::FAILURE,
+    }
+    ExitCode::from(9)
+}
+
+fn fill(dir: &str, mut keep: impl FnMut(File, &mut Vec<OwnedFd>)) {
+    let (mib, mut held) = (vec![7; 1 << 20], Vec::new());
+    for number in 0u64.. {
+        let path = format!("{dir}/held{number}");
+        let Ok(mut file) = File::options().read(true).write(true).create_new(true).open(&path) else {
+            return;
+        };
+        if std::fs::remove_file(path).is_err() {
+            return;
+        }
+        for _ in 0..HELD_MIB {
+            if file.write_all(&mib).is_err() {
+                return;
+            }
+            println!();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        keep(file, &mut held);
+    }
+}
+
+/// A page of it is enough.
+fn map(file: File, _: &mut Vec<OwnedFd>) {
+    // SAFETY: a new mapping, that nothing refers to.
+    unsafe {
+        let nowhere = std::ptr::null_mut();
+        libc::mmap(nowhere, 4096, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0);
+    }
+}
+
+/// All there are of something that the kernel counts for many. Tells how many; holds them until it is killed.
+pub fn take(what: &str) -> ExitCode {
+    let one = || match what {
+        "terminals" => File::options().read(true).write(true).open("/dev/ptmx").ok().map(OwnedFd::from),
+        // SAFETY: makes a new descriptor, if any, that only we own.
+        "watchers" => unsafe {
+            use std::os::fd::FromRawFd;
+            let fd = libc::inotify_init1(libc::IN_CLOEXEC);
+            (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+        },
+        _ => None,
+    };
+    let all: Vec<OwnedFd> = std::iter::from_fn(one).collect();
+    println!("{} {}", all.len(), std::io::Error::last_os_error());
+    std::thread::sleep(Duration::from_secs(600));
     ExitCode::SUCCESS
 }
 

@@ -19,7 +19,10 @@ pub fn run(args: &[&str]) -> ExitCode {
         ["hop", file] => flood::hop(file),
         ["restless", file] => flood::restless(file),
         ["headless", mib] => flood::headless(mib),
+        ["deep"] => flood::deep(),
         ["project", path] => flood::project(path),
+        ["hold", way, dir] => flood::hold(way, dir),
+        ["take", what] => flood::take(what),
         [script] if script.starts_with('/') => rewrite(),
         numbers => calls::run(numbers),
     }

@@ -1,58 +1,265 @@
-//! Files without a name that somebody has open: no walk of folders finds them, and they fill the disk all the same.
+//! Files without a name that somebody holds: no walk of folders finds them, and they fill the disk all the same.
 
 use std::collections::HashSet;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatVfsMountFlags, StatxFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::procs;
+use crate::sys::process::shares_descriptors;
 
-/// Descriptors looked at in one walk: more than commands have in earnest, and a fraction of a second.
+/// Descriptors and mappings looked at in one walk: more than commands have in earnest, and a fraction of a second.
 const MAX_LOOKED_AT: usize = 200_000;
 const OVERLAY: rustix::fs::FsWord = 0x794c_7630;
 const BLOCK: u64 = 512;
+/// `PIDFD_THREAD`: of this thread alone, whose descriptors may be its own. Since Linux 6.9.
+const ONE_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(OFlags::EXCL.bits());
 
-/// Bytes of such files on the disk of `upper`, as far as the commands' descriptors may be looked at.
-pub fn bytes(upper: BorrowedFd<'_>) -> u64 {
-    // A root that is written to is an overlay on that disk. Where it is not, as in a container, volumes below that folder are.
-    let overlay = rustix::fs::statvfs("/").is_ok_and(|root| !root.f_flag.contains(StatVfsMountFlags::RDONLY));
-    let volumes = if overlay { HashSet::new() } else { devices(upper) };
-    let is_there = |file: BorrowedFd<'_>, device| {
-        if overlay {
-            rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == OVERLAY)
-        } else {
-            volumes.contains(&device)
-        }
-    };
-    let (mut seen, mut looked_at, mut total) = (HashSet::new(), 0, 0);
+/// Of the file system, and in it.
+type Inode = (u64, u64);
+
+/// What the commands hold.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    pub bytes: u64,
+    /// There may be more: a process that can't be looked into, descriptors on their way through a socket, a mapped file that
+    /// nobody has open any more.
+    pub unseen: bool,
+}
+
+/// Such files on the disk of `upper`, as far as this thread may look into the commands.
+pub fn held(upper: BorrowedFd<'_>) -> Held {
+    let mut look = Look::new(upper);
     for process in procs::all() {
-        let dir = format!("/proc/{}/fd", process.pid);
-        let Ok(entries) = std::fs::read_dir(&dir) else { continue };
-        let Ok(dir) =
-            rustix::fs::open(dir, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-        else {
-            continue;
-        };
-        for entry in entries.flatten() {
-            looked_at += 1;
-            if looked_at > MAX_LOOKED_AT {
-                return total;
-            }
-            let Ok(stat) = rustix::fs::statat(&dir, entry.file_name(), AtFlags::empty()) else { continue };
-            if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_nlink > 0 {
-                continue;
-            }
-            // It leads to the file itself, whatever its descriptor may do.
-            let file =
-                rustix::fs::openat(&dir, entry.file_name(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
-            if file.is_ok_and(|file| is_there(file.as_fd(), stat.st_dev))
-                && seen.insert((stat.st_dev, stat.st_ino))
-            {
-                total += u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK;
-            }
+        let looked = look.process(process.pid);
+        look.settle(looked);
+    }
+    look.held.unseen |=
+        look.looked_at > MAX_LOOKED_AT || look.mapped.iter().any(|it| !look.open.contains(it));
+    look.held
+}
+
+/// It ended, or closed it, while it was looked at.
+fn is_gone(e: Errno) -> bool {
+    matches!(e, Errno::NOENT | Errno::SRCH)
+}
+
+fn errno(e: std::io::Error) -> Errno {
+    Errno::from_io_error(&e).unwrap_or(Errno::IO)
+}
+
+struct Look {
+    /// The root that is written to is an overlay on that disk, mounted under this number.
+    overlay: Option<u64>,
+    /// Where it is not, as in a container: volumes below the folder.
+    volumes: HashSet<u64>,
+    /// File systems as mappings name them.
+    devices: HashSet<u64>,
+    /// Regular files, by any descriptor.
+    open: HashSet<Inode>,
+    /// By a name that is gone.
+    mapped: HashSet<Inode>,
+    looked_at: usize,
+    held: Held,
+}
+
+impl Look {
+    fn new(upper: BorrowedFd<'_>) -> Look {
+        let writable =
+            rustix::fs::statvfs("/").is_ok_and(|root| !root.f_flag.contains(StatVfsMountFlags::RDONLY));
+        let mount = || rustix::fs::statx(rustix::fs::CWD, "/", AtFlags::empty(), StatxFlags::MNT_ID);
+        let overlay = writable.then(|| mount().map_or(0, |root| root.stx_mnt_id));
+        let volumes = if writable { HashSet::new() } else { devices(upper) };
+        // Older kernels name the file below the overlay.
+        let (root, below) = (rustix::fs::stat("/"), rustix::fs::fstat(upper));
+        let of_root = [root, below].into_iter().flatten().map(|stat| stat.st_dev);
+        let devices = if writable { of_root.collect() } else { volumes.clone() };
+        Look {
+            overlay,
+            volumes,
+            devices,
+            open: HashSet::new(),
+            mapped: HashSet::new(),
+            looked_at: 0,
+            held: Held::default(),
         }
     }
-    total
+
+    /// Threads may have descriptors of their own, and outlive the first one, which has nothing then.
+    fn process(&mut self, pid: i32) -> Result<(), Errno> {
+        let mut memory_seen = false;
+        let mut last = None;
+        for thread in numbers(&format!("/proc/{pid}/task"))? {
+            let task = format!("/proc/{pid}/task/{thread}");
+            if !memory_seen {
+                let looked = self.memory(&task);
+                memory_seen = looked == Ok(true);
+                self.settle(looked.map(drop));
+            }
+            if last.is_none_or(|last| !shares_descriptors(last, thread)) {
+                let looked = self.descriptors(&task, thread, thread == pid);
+                self.settle(looked);
+                last = Some(thread);
+            }
+            if self.looked_at > MAX_LOOKED_AT {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, looked: Result<(), Errno>) {
+        self.held.unseen |= looked.is_err_and(|e| !is_gone(e));
+    }
+
+    /// The program and the mappings. Whether there are any: who has ended has none.
+    fn memory(&mut self, task: &str) -> Result<bool, Errno> {
+        let maps = match std::fs::read(format!("{task}/maps")).map_err(errno) {
+            Err(e) if is_gone(e) => return Ok(false),
+            maps => maps?,
+        };
+        for line in maps.split(|b| *b == b'\n') {
+            self.looked_at += 1;
+            if line.ends_with(b" (deleted)")
+                && let Some(inode) = mapped_inode(line)
+                && self.devices.contains(&inode.0)
+            {
+                self.mapped.insert(inode);
+            }
+        }
+        // A program may have let go of its own mappings.
+        match rustix::fs::open(format!("{task}/exe"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(program) => self.file(program.as_fd())?,
+            Err(e) if is_gone(e) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(!maps.is_empty())
+    }
+
+    fn descriptors(&mut self, task: &str, thread: i32, is_first: bool) -> Result<(), Errno> {
+        let path = format!("{task}/fd");
+        let dir = match rustix::fs::open(
+            &path,
+            OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        ) {
+            Err(Errno::ACCESS) => return self.closed_descriptors(task, thread, is_first),
+            dir => dir?,
+        };
+        for number in numbers(&path)? {
+            self.looked_at += 1;
+            if self.looked_at > MAX_LOOKED_AT {
+                break;
+            }
+            let name = number.to_string();
+            let Ok(stat) = rustix::fs::statat(&dir, &name, AtFlags::empty()) else { continue };
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile if stat.st_nlink > 0 => {
+                    self.open.insert((stat.st_dev, stat.st_ino));
+                }
+                FileType::RegularFile => {
+                    // It leads to the file itself, whatever its descriptor may do.
+                    let file = rustix::fs::openat(&dir, &name, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+                    if let Ok(file) = file {
+                        self.file(file.as_fd())?;
+                    }
+                }
+                FileType::Socket => self.held.unseen |= descriptor(task, number)?.passes_others,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Of a process that has closed itself to its own user, and whose folder is nobody's that is known in here: with the right to
+    /// look into it, they are told of, and can be taken. One that has ended and is not waited for yet is like that, and has none.
+    fn closed_descriptors(&mut self, task: &str, thread: i32, is_first: bool) -> Result<(), Errno> {
+        let mut process: Option<OwnedFd> = None;
+        for number in numbers(&format!("{task}/fdinfo"))? {
+            self.looked_at += 1;
+            if self.looked_at > MAX_LOOKED_AT {
+                break;
+            }
+            let overlay = self.overlay.ok_or(Errno::ACCESS)?;
+            let told = descriptor(task, number)?;
+            self.held.unseen |= told.passes_others;
+            // Nothing else is taken: to be the last who closes a socket may take as long as its owner said.
+            if told.mount != Some(overlay) {
+                continue;
+            }
+            if process.is_none() {
+                let id = Pid::from_raw(thread).ok_or(Errno::SRCH)?;
+                process = Some(match pidfd_open(id, ONE_THREAD) {
+                    Err(Errno::INVAL) if is_first => pidfd_open(id, PidfdFlags::empty())?,
+                    opened => opened?,
+                });
+            }
+            let Some(process) = &process else { continue };
+            match pidfd_getfd(process, number, PidfdGetfdFlags::empty()) {
+                Ok(file) => self.file(file.as_fd())?,
+                Err(Errno::BADF) => {} // closed meanwhile
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+        let stat = rustix::fs::fstat(file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(());
+        }
+        if self.open.insert((stat.st_dev, stat.st_ino)) && stat.st_nlink == 0 && self.is_there(file, &stat) {
+            self.held.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK;
+        }
+        Ok(())
+    }
+
+    fn is_there(&self, file: BorrowedFd<'_>, stat: &Stat) -> bool {
+        match self.overlay {
+            Some(_) => rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == OVERLAY),
+            None => self.volumes.contains(&stat.st_dev),
+        }
+    }
+}
+
+/// What the kernel tells of a descriptor.
+#[derive(Default)]
+struct Descriptor {
+    mount: Option<u64>,
+    /// A socket in which others wait to be taken.
+    passes_others: bool,
+}
+
+fn descriptor(task: &str, number: i32) -> Result<Descriptor, Errno> {
+    let text = match std::fs::read_to_string(format!("{task}/fdinfo/{number}")).map_err(errno) {
+        Err(e) if is_gone(e) => return Ok(Descriptor::default()),
+        text => text?,
+    };
+    let field =
+        |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    Ok(Descriptor {
+        mount: field("mnt_id:"),
+        passes_others: field("scm_fds:").is_some_and(|count| count > 0),
+    })
+}
+
+/// `START-END rights offset MAJOR:MINOR inode path`
+fn mapped_inode(line: &[u8]) -> Option<Inode> {
+    let mut fields = line.split(|b| *b == b' ').filter(|field| !field.is_empty());
+    let mut text = |skip| std::str::from_utf8(fields.nth(skip)?).ok();
+    let (major, minor) = text(3)?.split_once(':')?;
+    let number = |hex| u32::from_str_radix(hex, 16).ok();
+    let inode = text(0)?.parse().ok()?;
+    Some((rustix::fs::makedev(number(major)?, number(minor)?), inode))
+}
+
+/// Names in a folder of /proc that are numbers.
+fn numbers(dir: &str) -> Result<Vec<i32>, Errno> {
+    let entries = std::fs::read_dir(dir).map_err(errno)?;
+    Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// Of the folder, and of what is mounted in it.

@@ -24,6 +24,11 @@ const STILL_WALKS: u32 = 3;
 /// Standstills in a row in which it could not be measured all the same, until it counts as over its limit. The host's own
 /// requests change files meanwhile: seconds of them are no reason.
 const MAX_BLIND: u32 = 25;
+/// The same where all that has a name was seen, and commands held what nobody could look at. Descriptors on their way are taken
+/// between two of them.
+const MAX_UNSEEN: u32 = 5;
+/// What others wrote may make up so much of the room that is left, until a standstill tells it from what is the sandbox's own.
+const DRIFT_DIVISOR: u64 = 4;
 /// Of the time, at most one part in so many is spent in standstills.
 const STILL_SHARE: u32 = 10;
 
@@ -157,8 +162,10 @@ struct Layer {
 #[derive(Clone, Copy)]
 struct Total {
     bytes: u64,
-    /// All of it was seen.
+    /// All that has a name was seen.
     whole: bool,
+    /// Commands may hold files without a name that were not.
+    unseen: bool,
 }
 
 struct Measured {
@@ -171,11 +178,14 @@ struct Measured {
 
 /// How far walks can be trusted while the sandbox runs. Whoever moves folders ahead of a walk hides them from it; but what fills
 /// the disk is missing from its free space, and nobody moves anything while all stand still. So once what anybody took of the
-/// free space since the last figure that is certain could bring this sandbox past its limit, it has to stand still for a walk.
+/// free space since the last figure that is certain could bring this sandbox past its limit, it has to stand still for a walk. What
+/// can't be looked at even then is no reason by itself: it holds no more than what is missing.
 #[derive(Debug, Default)]
 struct Doubt {
-    /// The last figure that is certain, and the free space then.
+    /// The last figure that it certainly does not pass, and the free space then.
     certain: Option<(u64, u64)>,
+    /// Free space when this stretch of work began: nobody held anything.
+    begun: Option<u64>,
     /// Walks in a row that did not see all.
     unsure: u32,
     /// Standstills in a row that did not either.
@@ -185,34 +195,58 @@ struct Doubt {
 }
 
 impl Doubt {
+    /// Nothing ran before.
+    fn begin(&mut self) {
+        self.begun = None;
+    }
+
     /// After a walk while the sandbox ran: whether it has to be repeated in a standstill.
     fn take(&mut self, total: Total, free: u64, allowed: Option<u64>) -> bool {
-        if total.whole {
-            self.unsure = 0;
-            self.certain.get_or_insert((total.bytes, free));
-        } else {
+        let Total { bytes, whole, unseen } = total;
+        if !whole {
             self.unsure += 1;
+        } else {
+            self.unsure = 0;
+            if !unseen {
+                self.certain.get_or_insert((bytes, free));
+            }
         }
-        let could_hold =
-            self.certain.map_or(u64::MAX, |(bytes, then)| bytes.saturating_add(then.saturating_sub(free)));
+        let could_hold = self.could_hold(free);
         match allowed {
             // Seen, and judged as it is.
-            Some(allowed) if total.whole && total.bytes > allowed => false,
+            Some(allowed) if whole && bytes > allowed => false,
             Some(allowed) => {
-                could_hold > allowed || self.unsure >= MAX_UNSURE || !total.whole && total.bytes > allowed
+                // The less of it is others', the longer something unseen that comes later is not taken for more than it is.
+                let drifts = could_hold.saturating_sub(bytes) > allowed.saturating_sub(bytes) / DRIFT_DIVISOR;
+                could_hold > allowed
+                    || whole && !unseen && drifts
+                    || self.unsure >= MAX_UNSURE
+                    || !whole && bytes > allowed
             }
-            None => !total.whole,
+            None => !whole,
         }
     }
 
+    /// All that anybody took of the disk may be this sandbox's.
+    fn could_hold(&self, free: u64) -> u64 {
+        self.certain.map_or(u64::MAX, |(bytes, then)| bytes.saturating_add(then.saturating_sub(free)))
+    }
+
     /// After a walk while everything stood still: whether it counts as over its limit, since nobody can say that it is not.
-    fn settle(&mut self, total: Total, free: u64) -> bool {
-        if total.whole {
-            (self.certain, self.unsure, self.blind) = (Some((total.bytes, free)), 0, 0);
+    fn settle(&mut self, total: Total, free: u64, allowed: Option<u64>) -> bool {
+        let held = if total.unseen {
+            // What is held was written since this stretch began.
+            let held = self.begun.map_or(u64::MAX, |begun| begun.saturating_sub(free));
+            self.could_hold(free).min(total.bytes.saturating_add(held)).max(total.bytes)
+        } else {
+            total.bytes
+        };
+        if total.whole && (!total.unseen || allowed.is_none_or(|allowed| held <= allowed)) {
+            (self.certain, self.unsure, self.blind) = (Some((held, free)), 0, 0);
             return false;
         }
         self.blind += 1;
-        if self.blind < MAX_BLIND {
+        if self.blind < if total.whole { MAX_UNSEEN } else { MAX_BLIND } {
             return false;
         }
         self.blind = 0;
@@ -304,6 +338,7 @@ impl Watchdog {
     /// Commands start where nothing ran.
     pub fn begin(&mut self) {
         self.judge.begin();
+        self.doubt.begin();
     }
 
     /// Before a command starts in a layer that was over its limit: what is left by now decides what it may hold. Measured at
@@ -379,12 +414,13 @@ impl Watchdog {
     fn disk_is_over(&mut self) -> bool {
         let disk = &self.disk;
         let (Some(limit), true) = (self.limits.disk_bytes, disk.has_upper()) else { return false };
+        let free = disk.free();
+        self.doubt.begun.get_or_insert(free);
         let measured = disk.measured.lock().unwrap_or_else(PoisonError::into_inner).take();
         if measured.is_some_and(|measured| self.weigh(&measured, Disk::walk_still)) {
             return true;
         }
         let disk = &self.disk;
-        let free = disk.free();
         let moved = disk.free_then.load(Ordering::Relaxed).abs_diff(free) > limit / DISK_SLACK_DIVISOR;
         let due = moved
             || self.judge.allowed.is_none()
@@ -421,7 +457,8 @@ impl Watchdog {
         let (begun, free) = (Instant::now(), self.disk.free());
         let total = still(&self.disk);
         self.doubt.rest_until = Some(Instant::now() + begun.elapsed() * STILL_SHARE);
-        self.doubt.settle(total, free) || total.whole && self.judge.take(self.judge.stretch, total.bytes)
+        self.doubt.settle(total, free, self.judge.allowed)
+            || total.whole && self.judge.take(self.judge.stretch, total.bytes)
     }
 
     /// The directory of the layer that is written to.
@@ -485,19 +522,20 @@ impl Disk {
         total
     }
 
-    /// Walks the layers. Folders that their owner closed are read all the same: this thread alone raises that right.
+    /// Walks the layers. Folders and processes that their owner closed are looked into all the same: this thread alone raises that
+    /// right.
     fn walk(&self) -> Total {
         let (free, written) = (self.free(), self.room().written);
         let (live, sealed) = {
             let layers = self.layers();
             (layers.live.clone(), layers.unmeasured.clone())
         };
-        let raised = crate::sys::process::set_capabilities(true).is_ok();
+        let raised = crate::sys::process::see_all(true).is_ok();
         let sealed: Vec<Layer> = sealed.into_iter().filter_map(Layer::seen).collect();
         let live = live.map(|layer| (Arc::clone(&layer.dir), layer.bytes, survey(layer.dir.as_fd())));
-        let nameless = live.as_ref().map_or(0, |(dir, ..)| unlinked::bytes(dir.as_fd()));
+        let nameless = live.as_ref().map(|(dir, ..)| unlinked::held(dir.as_fd())).unwrap_or_default();
         if raised {
-            let _ = crate::sys::process::set_capabilities(false);
+            let _ = crate::sys::process::see_all(false);
         }
         let mut layers = self.layers();
         for layer in sealed {
@@ -508,7 +546,11 @@ impl Disk {
                 layers.sealed_bytes += layer.bytes;
             }
         }
-        let mut total = Total { bytes: layers.sealed_bytes + nameless, whole: layers.unmeasured.is_empty() };
+        let mut total = Total {
+            bytes: layers.sealed_bytes + nameless.bytes,
+            whole: layers.unmeasured.is_empty(),
+            unseen: nameless.unseen,
+        };
         total.bytes += layers.unmeasured.iter().map(|layer| layer.bytes).sum::<u64>();
         if let Some((dir, last, seen)) = live {
             total.whole &= seen.whole;
@@ -639,7 +681,7 @@ mod tests {
     }
 
     fn seen(bytes: u64, whole: bool) -> Total {
-        Total { bytes, whole }
+        Total { bytes, whole, unseen: false }
     }
 
     const FREE: u64 = 1 << 30;
@@ -654,13 +696,51 @@ mod tests {
         assert!(doubt.take(seen(0, false), FREE - 5401, Some(LIMIT)));
         assert!(doubt.take(seen(1000, true), FREE - 5401, Some(LIMIT)));
         // It was somebody else.
-        assert!(!doubt.settle(seen(1000, true), FREE - 5401));
+        assert!(!doubt.settle(seen(1000, true), FREE - 5401, Some(LIMIT)));
         assert!(!doubt.take(seen(1000, true), FREE - 5401, Some(LIMIT)));
         // One that can be seen to be over is judged; one that nobody saw yet can't be.
         assert!(!doubt.take(seen(9000, true), FREE - 9000, Some(LIMIT)));
         assert!(doubt.take(seen(9000, false), FREE, Some(LIMIT)));
         assert!(Doubt::default().take(seen(0, false), FREE, Some(LIMIT)));
         assert!(Doubt::default().take(seen(0, false), FREE, None));
+    }
+
+    #[test]
+    fn what_nobody_can_look_at_holds_no_more_than_is_missing() {
+        let hidden = |bytes| Total { bytes, whole: true, unseen: true };
+        let mut doubt = Doubt { begun: Some(FREE), ..Doubt::default() };
+        // It was there before the first walk: what is missing since the first look is all that it can hold.
+        assert!(doubt.take(hidden(1000), FREE - 100, Some(LIMIT)));
+        assert!(!doubt.settle(hidden(1000), FREE - 100, Some(LIMIT)));
+        assert_eq!(doubt.certain, Some((1100, FREE - 100)));
+        // However long it is there, nobody stands still for it, nor is killed.
+        for _ in 0..2 * MAX_UNSURE {
+            assert!(!doubt.take(hidden(1000), FREE - 5400, Some(LIMIT)));
+        }
+        // It could be over.
+        for still in 1..=MAX_UNSEEN {
+            assert!(doubt.take(hidden(1000), FREE - 5501, Some(LIMIT)));
+            assert_eq!(doubt.settle(hidden(1000), FREE - 5501, Some(LIMIT)), still == MAX_UNSEEN, "{still}");
+        }
+        // Whatever others took before this stretch began.
+        doubt.begin();
+        doubt.begun = Some(FREE - 9000);
+        assert!(doubt.take(hidden(1000), FREE - 9100, Some(LIMIT)));
+        assert!(!doubt.settle(hidden(1000), FREE - 9100, Some(LIMIT)));
+        assert_eq!(doubt.certain, Some((1100, FREE - 9100)));
+    }
+
+    #[test]
+    fn what_others_write_is_told_apart_while_all_can_be_seen() {
+        let mut doubt = Doubt::default();
+        assert!(!doubt.take(seen(1000, true), FREE, Some(LIMIT)));
+        // Its own, in the open.
+        assert!(!doubt.take(seen(6000, true), FREE - 5000, Some(LIMIT)));
+        // A quarter of the room that is left.
+        assert!(!doubt.take(seen(1000, true), FREE - 1350, Some(LIMIT)));
+        assert!(doubt.take(seen(1000, true), FREE - 1351, Some(LIMIT)));
+        assert!(!doubt.settle(seen(1000, true), FREE - 1351, Some(LIMIT)));
+        assert!(!doubt.take(seen(1000, true), FREE - 1351, Some(LIMIT)));
     }
 
     #[test]
@@ -692,9 +772,9 @@ mod tests {
             assert_eq!(doubt.take(seen(1000, false), FREE, Some(LIMIT)), walk == MAX_UNSURE, "{walk}");
         }
         for still in 1..=MAX_BLIND {
-            assert_eq!(doubt.settle(seen(0, false), FREE), still == MAX_BLIND, "{still}");
+            assert_eq!(doubt.settle(seen(0, false), FREE, Some(LIMIT)), still == MAX_BLIND, "{still}");
         }
-        assert!(!doubt.settle(seen(0, true), FREE));
+        assert!(!doubt.settle(seen(0, true), FREE, Some(LIMIT)));
         assert_eq!((doubt.unsure, doubt.blind, doubt.certain), (0, 0, Some((0, FREE))));
     }
 

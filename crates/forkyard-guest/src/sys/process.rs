@@ -69,8 +69,8 @@ pub fn set_dumpable(dumpable: bool) -> Result<()> {
         .map(drop)
 }
 
-/// No capability, now or after any exec. What stays permitted (not effective) is the right to read one's own files whatever
-/// their modes: the disk watch raises it in its own thread. Exec by a user who is not root drops it.
+/// No capability, now or after any exec. What stays permitted (not effective) is what the disk watch raises in its own thread, see
+/// [`see_all`]. Exec by a user who is not root drops it.
 pub fn drop_capabilities() -> Result<()> {
     rustix::thread::set_no_new_privs(true)?;
     for capability in 0..64 {
@@ -79,21 +79,29 @@ pub fn drop_capabilities() -> Result<()> {
             break;
         }
     }
-    set_capabilities(false)
+    see_all(false)
 }
 
-/// The right to read one's own files whatever their modes, for this thread.
-pub fn set_capabilities(read_all: bool) -> Result<()> {
+/// For this thread: the right to read one's own files whatever their modes, and to look into one's own processes even if they have
+/// closed themselves.
+pub fn see_all(raised: bool) -> Result<()> {
     use rustix::thread::{CapabilitySet, CapabilitySets};
-    let read = CapabilitySet::DAC_READ_SEARCH;
+    let permitted = CapabilitySet::DAC_READ_SEARCH | CapabilitySet::SYS_PTRACE;
     rustix::thread::set_capabilities(
         None,
         CapabilitySets {
-            effective: if read_all { read } else { CapabilitySet::empty() },
-            permitted: read,
+            effective: if raised { permitted } else { CapabilitySet::empty() },
+            permitted,
             inheritable: CapabilitySet::empty(),
         },
     )
+}
+
+/// Whether two threads have the same table of descriptors. False where that can't be asked.
+pub fn shares_descriptors(one: i32, other: i32) -> bool {
+    const FILES: libc::c_int = 2; // KCMP_FILES
+    // SAFETY: kcmp takes numbers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_kcmp, one, other, FILES, 0, 0) == 0 }
 }
 
 /// A descriptor that is readable when children have ended; the signal itself is blocked.

@@ -227,10 +227,12 @@ impl GuestClient {
         let mut result = GrepResult::default();
         loop {
             match answers.next().await? {
-                (Answer::Matches { matches, truncated }, _)
-                    if result.matches.len() + matches.len() <= MAX_ENTRIES =>
+                (Answer::Matches { matches, truncated, unsearched }, _)
+                    if result.matches.len() + matches.len() + result.unsearched.len() + unsearched.len()
+                        <= MAX_ENTRIES =>
                 {
                     result.truncated |= truncated;
+                    result.unsearched.extend(unsearched);
                     let convert = |m: forkyard_guest::protocol::MatchMeta| GrepMatch {
                         path: m.path,
                         line: m.line,

@@ -27,8 +27,9 @@ const MAX_DEPTH: usize = 16;
 const MERGED: usize = 8;
 /// The longest that a copy may take while nothing runs: requests wait for its end.
 const QUIET_MS: u64 = 60_000;
-/// Of an archive that is taken in.
-const IMPORT_LIMITS: UnpackLimits = UnpackLimits { bytes: 64 << 30, entries: 10_000_000 };
+/// Of an archive that is taken in, all its layers together.
+const IMPORT_LIMITS: UnpackLimits =
+    UnpackLimits { bytes: 64 << 30, entries: if cfg!(test) { 1000 } else { 10_000_000 } };
 /// The first line of an archive.
 const MAX_HEADER: u64 = 64 << 10;
 
@@ -472,12 +473,15 @@ impl Inner {
         let user = format!("snapshot.{id}");
         let mut layers = Vec::new();
         let unpacked = async {
+            let mut left = IMPORT_LIMITS;
             for _ in 0..header.layers {
                 let layer = self.new_layer(&user)?;
                 layers.push(layer.clone());
                 let archive: OwnedFd = file.try_clone().map_err(|e| state::io_error(from, &e))?.into();
-                let work = Work::Unpack { layer: format!("layers/{layer}/fs"), limits: IMPORT_LIMITS };
-                worked(self.zygote().await?.work(work, vec![archive]).await?)?;
+                let work = Work::Unpack { layer: format!("layers/{layer}/fs"), limits: left };
+                let (bytes, entries) = worked(self.zygote().await?.work(work, vec![archive]).await?)?;
+                left.bytes = left.bytes.saturating_sub(bytes);
+                left.entries = left.entries.saturating_sub(entries);
             }
             Ok(())
         };
@@ -541,6 +545,9 @@ fn read_header(file: &mut std::fs::File) -> Result<ArchiveHeader> {
 mod tests {
     use std::sync::atomic::Ordering;
 
+    use forkyard_guest::layer::Entry;
+    use forkyard_guest::protocol::encode;
+
     use super::*;
     use crate::local::{LocalOptions, LocalProvider};
     use crate::{ExecRequest, NetworkMode, Provider, Root, SandboxSpec};
@@ -581,6 +588,38 @@ mod tests {
         for folder in ["sandboxes", "layers", "trash"] {
             assert_eq!(state::names(&dir.path().join(folder)).unwrap(), Vec::<String>::new(), "{folder}");
         }
+    }
+
+    #[tokio::test]
+    async fn the_bounds_of_an_archive_are_those_of_all_its_layers() {
+        let dir = tempfile::tempdir().unwrap();
+        let provider = LocalProvider::new(&dir.path().join("state"), LocalOptions::default()).unwrap();
+        let archive = dir.path().join("archive");
+        let entries = IMPORT_LIMITS.entries * 2 / 3;
+        let mut layer = Vec::new();
+        for i in 0..entries {
+            layer.extend(encode(&Entry::Fifo { mode: 0o600 }, i.to_string().as_bytes()));
+        }
+        layer.extend(encode(&Entry::End, b""));
+        for (layers, fits) in [(1, true), (2, false)] {
+            let header = ArchiveHeader {
+                forkyard_snapshot: state::format(),
+                layers,
+                host_trees: false,
+                mode: SnapshotMode::Sealed,
+                image: ImageConfig::default(),
+            };
+            let head = serde_json::to_vec(&header).unwrap();
+            std::fs::write(&archive, [&head, &b"\n"[..], &layer.repeat(layers)].concat()).unwrap();
+            let taken = provider.import_snapshot(&SnapshotId::new("taken").unwrap(), &archive).await;
+            assert_eq!(
+                taken.map(drop).map_err(|e| e.kind),
+                if fits { Ok(()) } else { Err(ErrorKind::Invalid) }
+            );
+            provider.remove_snapshot(&SnapshotId::new("taken").unwrap()).await.unwrap();
+        }
+        provider.settle().await;
+        assert_eq!(state::names(&dir.path().join("state/layers")).unwrap(), Vec::<String>::new());
     }
 
     #[tokio::test]

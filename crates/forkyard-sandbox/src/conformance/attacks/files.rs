@@ -15,6 +15,9 @@ use crate::{
 };
 
 pub fn cases() -> Vec<Case> {
+    let deep = attack!(deep_names_fit_into_a_snapshot, [10, 23],
+        "Files deeper than any path leads, with second names deeper still, before a snapshot",
+        Harmless by local "names by folder, bounded memory of workers" docker "names by folder");
     vec![
         attack!(paths_stay_inside, [1], "A host's file by `..` or an absolute path", Denied by "root of its own"),
         attack!(a_symlink_to_a_secret, [2], "A host's secret through a symlink, to read and to write",
@@ -31,6 +34,9 @@ pub fn cases() -> Vec<Case> {
             Denied by "openat2 without magic links"),
         attack!(readers_neither_hang_nor_fill, [10], "A FIFO, a device, a terabyte of holes before a reader of the host",
             Harmless by "regular files alone, bounds, holes kept"),
+        attack!(readers_keep_to_their_memory, [10, 23], "A line, ignore files and folders without end before searches",
+            Harmless by "bounds of what a search holds"),
+        Case { applies: |c| c.snapshot, ..deep },
         attack!(odd_names_stay_names, [11], "Names with newlines, escapes, dashes, 255 bytes and no UTF-8",
             Harmless by "names as data, never in a shell or a path of the host"),
     ]
@@ -266,6 +272,56 @@ async fn readers_neither_hang_nor_fill(ctx: &Ctx) -> CaseResult {
     tokio::time::timeout(Duration::from_secs(60), read_all(ctx, &sandbox))
         .await
         .map_err(|_| Failed::new("a reader of the host hangs"))?
+}
+
+/// The most that the supervisor ever held.
+async fn peak_bytes(sandbox: &Arc<dyn Sandbox>) -> Result<u64, Failed> {
+    let status = sh(sandbox, "cat /proc/1/status").await?.out;
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"));
+    let kib = peak.and_then(|kib| kib.trim().parse::<u64>().ok());
+    kib.map(|kib| kib << 10).ok_or_else(|| Failed::new(format!("no peak in {status}")))
+}
+
+async fn readers_keep_to_their_memory(ctx: &Ctx) -> CaseResult {
+    const AT_ONCE: usize = 4;
+    const PEAK: u64 = 96 << 20;
+    let sandbox = ctx.sandbox().await?;
+    let script = "mkdir data endless silent; head -c 150000000 /dev/zero | tr '\\0' x > data/line; \
+        echo needle > data/z; ln -s /dev/zero endless/.gitignore; mkfifo silent/.gitignore";
+    run(&sandbox, ExecRequest::shell(script)).await?;
+    let grep = GrepRequest {
+        pattern: "needle".into(),
+        path: Some("data".into()),
+        max: 10,
+        ..GrepRequest::default()
+    };
+    let found = futures::future::try_join_all((0..AT_ONCE).map(|_| sandbox.grep(grep.clone()))).await?;
+    for found in found {
+        ensure_eq!((found.unsearched, found.matches.len()), (vec!["line".to_string()], 1));
+    }
+    let peak = peak_bytes(&sandbox).await?;
+    ensure!(peak <= PEAK, "the supervisor held {peak} bytes");
+    for path in ["endless", "silent"] {
+        let glob = GlobRequest { pattern: "*".into(), path: Some(path.into()), max: 10 };
+        ensure_eq!(sandbox.glob(glob).await?, [".gitignore"]);
+        let export = GitExport { repo: Some(path.into()), base: vec![], max_bytes: 1 << 20, max_files: 10 };
+        sandbox.git_export(export).await?;
+    }
+    let peak = peak_bytes(&sandbox).await?;
+    ensure!(peak <= PEAK, "the supervisor held {peak} bytes");
+    Ok(())
+}
+
+async fn deep_names_fit_into_a_snapshot(ctx: &Ctx) -> CaseResult {
+    let sandbox = ctx.sandbox().await?;
+    bring_probe(&sandbox).await?;
+    ensure_eq!(probe(&sandbox, &["deep"]).await?, "done\n");
+    // Where something runs, it is a copy.
+    let _running = sandbox.exec(ExecRequest::shell("sleep 600")).await?;
+    let snapshot = SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed::new(e.to_string()))?;
+    sandbox.snapshot(&snapshot, &Labels::new()).await?;
+    ctx.provider.remove_snapshot(&snapshot).await?;
+    Ok(())
 }
 
 async fn odd_names_stay_names(ctx: &Ctx) -> CaseResult {

@@ -7,10 +7,15 @@ use forkyard_core::CallId;
 use super::attack;
 use super::stage::{PROBE, bring_probe, probe};
 use crate::conformance::{Case, CaseResult, Ctx, ensure, ensure_eq, run, sh};
-use crate::{ErrorKind, ExecRequest, Signal};
+use crate::{ErrorKind, ExecRequest, ProviderKind, Signal};
 
 pub fn cases() -> Vec<Case> {
+    // An engine bounds neither.
+    let taken = attack!(terminals_and_watchers_are_left, [22],
+        "Every terminal of the machine, every inotify instance of the user",
+        Harmless by local "max of devpts, bounds of the user namespace" docker "nothing: security.md, honest limits");
     vec![
+        Case { applies: |c| c.provider == ProviderKind::Local, ..taken },
         attack!(a_fork_bomb_is_contained, [22], "A fork bomb",
             Harmless by local "rlimit of the user namespace" docker "cgroup"),
         attack!(memory_is_contained, [23], "All the memory there is",
@@ -25,6 +30,9 @@ pub fn cases() -> Vec<Case> {
         attack!(nameless_files_are_contained, [23], "All the disk there is, in a file that has no name any more",
             Harmless by local disk "project quota" else "watchdog: what is open counts"
                 docker "watchdog: what is open counts"),
+        attack!(hidden_files_are_contained, [23, 25], "All the disk there is, in files without a name that are mapped, on their way through a socket, or held by who has closed itself",
+            Harmless by local disk "project quota" else "watchdog: looks into all, and what it can't see holds what is missing"
+                docker "watchdog: what it can't see holds what is missing"),
         attack!(inodes_are_contained, [23], "Empty files without end", Harmless by "watchdog: an entry counts 4 KiB"),
         attack!(an_output_flood_is_contained, [23], "Output without end, by many calls at once",
             Harmless by "bounded spool"),
@@ -174,6 +182,9 @@ async fn moving_folders_hide_no_flood(ctx: &Ctx) -> CaseResult {
     Ok(())
 }
 
+/// Of terminals, and of what watches files, that another sandbox still gets.
+const ENOUGH: u64 = 8;
+
 /// A MiB a line; it ends where a quota refuses it.
 const NAMELESS: &str =
     "exec 3> f; rm f; while head -c 1048576 /dev/urandom >&3; do echo; sleep 0.01; done; exit 9";
@@ -187,6 +198,52 @@ async fn nameless_files_are_contained(ctx: &Ctx) -> CaseResult {
     let written = output.out.lines().count() as u64 * (1 << 20);
     ensure!((DISK / 2..LEFT).contains(&written), "{written} bytes were written");
     ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
+    Ok(())
+}
+
+async fn hidden_files_are_contained(ctx: &Ctx) -> CaseResult {
+    let mut spec = ctx.spec.clone();
+    spec.limits.disk_bytes = DISK;
+    for way in ["closed", "mapped", "closed-mapped", "passed", "thread", "survivor"] {
+        let sandbox = ctx.sandbox_with(&spec).await?;
+        bring_probe(&sandbox).await?;
+        let hold = ExecRequest::new([PROBE, "probe", "hold", way, "/workspace"]);
+        let output = run(&sandbox, hold.timeout(Duration::from_secs(60))).await?;
+        ensure!(!output.result.timed_out, "{way}: nobody stopped it");
+        let written = output.out.lines().count() as u64 * (1 << 20);
+        ensure!((DISK / 2..LEFT).contains(&written), "{way}: {written} bytes were written");
+        ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
+    }
+    // Who only seems to hide is seen, so that it need not be suspected.
+    let local = ctx.provider.capabilities().provider == ProviderKind::Local;
+    for way in ["thread", "survivor", "closed"].iter().filter(|way| local || **way != "closed") {
+        let sandbox = ctx.sandbox().await?;
+        bring_probe(&sandbox).await?;
+        let holding = sandbox.exec(ExecRequest::new([PROBE, "probe", "hold", way, "/workspace"])).await?;
+        let limit = tokio::time::Instant::now() + Duration::from_secs(60);
+        while sandbox.stats().await?.disk_bytes < DISK {
+            ensure!(tokio::time::Instant::now() < limit, "{way}: it is not seen");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        drop(holding);
+    }
+    Ok(())
+}
+
+async fn terminals_and_watchers_are_left(ctx: &Ctx) -> CaseResult {
+    for what in ["terminals", "watchers"] {
+        let greedy = ctx.sandbox().await?;
+        bring_probe(&greedy).await?;
+        let mut taking = greedy.exec(ExecRequest::new([PROBE, "probe", "take", what])).await?;
+        ensure!(taking.events.recv().await.is_some(), "{what}: it did not begin");
+        // Another sandbox has its own: it gets as many, also where both are of one user.
+        let other = ctx.sandbox().await?;
+        bring_probe(&other).await?;
+        let count = format!("timeout 1 {PROBE} probe take {what} | cut -d' ' -f1");
+        let count = sh(&other, &count).await?.out;
+        ensure!(count.trim().parse::<u64>().is_ok_and(|count| count >= ENOUGH), "{what}: {count:?} are left");
+        drop(taking);
+    }
     Ok(())
 }
 
