@@ -28,7 +28,9 @@ async fn where_one_child_can_t_be_made_none_is_left() {
     };
     let fork = async |children: [&str; 3]| {
         let snapshot = SnapshotId::new("between").unwrap();
-        sandboxes.fork(&id("parent"), &snapshot, &children.map(id), Lifetime::default()).await
+        sandboxes
+            .fork(&id("parent"), &snapshot, &children.map(id), Lifetime::default(), Default::default())
+            .await
     };
     fork(["one", "taken", "three"]).await.unwrap_err();
     assert_eq!(

@@ -1,7 +1,8 @@
 //! Reaching the guest of a container: its socket lies in a folder that both sides see.
 //!
 //! The folder can be written from inside, so what lies there is hostile: the socket is opened without following a link and
-//! must be a socket; then the connection goes to that very inode, which can only be somebody's inside the same sandbox.
+//! must be a socket; then the connection goes to that very inode, which can only be somebody's inside the same sandbox. It is
+//! the guest's if the first process of the container listens there; nobody else is told the token.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -38,9 +39,39 @@ fn open(run: &Path) -> io::Result<UnixStream> {
     connect_now(Path::new(&format!("/proc/self/fd/{}", socket.as_raw_fd())))
 }
 
+/// A connection to the guest itself.
+fn reach(run: &Path) -> Result<UnixStream> {
+    let stream = open(run).map_err(no_guest)?;
+    if is_first(peer_pid(&stream).map_err(no_guest)?) {
+        return Ok(stream);
+    }
+    Err(SandboxError::new(ErrorKind::Denied, "another process listens in the guest's place")
+        .hint("a command inside put it there: remove the sandbox"))
+}
+
+/// Whether it is the first process of its container. Of one that can't be seen from here, as from inside another container,
+/// nobody can tell.
+fn is_first(pid: i32) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return pid <= 0 };
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    numbers.is_some_and(|numbers| numbers.split_whitespace().next_back() == Some("1"))
+}
+
+/// Of whoever listens; 0: it can't be seen from here.
+fn peer_pid(stream: &UnixStream) -> io::Result<i32> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: SO_PEERCRED writes one ucred of the length given; both live across the call.
+    let done = unsafe {
+        let to = (&raw mut peer).cast();
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut length)
+    };
+    if done == 0 { Ok(peer.pid) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Greets the guest. The error is `NotFound` while nobody listens.
 pub async fn guest(run: &Path, attempt: Attempt, token: &str) -> Result<GuestClient> {
-    let stream = open(run).map_err(no_guest)?;
+    let stream = reach(run)?;
     let greeting = GuestClient::connect(stream, attempt, Some(token.to_string()));
     tokio::time::timeout(ANSWER_WITHIN, greeting)
         .await
@@ -54,7 +85,7 @@ pub async fn proxy_listener(
     attempt: Attempt,
     token: &str,
 ) -> Result<std::net::TcpListener> {
-    let line = Line::new(id, open(run).map_err(no_guest)?)?;
+    let line = Line::new(id, reach(run)?)?;
     line.greet(attempt, Some(token.to_string())).await?;
     let mut fds = line.ask(Op::Descriptors { what: Descriptors::Proxy }, Vec::new()).await?;
     let passed = fds.pop().ok_or_else(|| io::Error::other("no descriptor came")).and_then(listening);
@@ -99,20 +130,25 @@ mod tests {
         assert!(open(&run).is_ok());
     }
 
-    /// Whatever runs inside can put its own socket there, and never take a connection.
-    #[tokio::test(start_paused = true)]
-    async fn a_guest_that_takes_no_connection_is_not_waited_for() {
+    /// Whatever runs inside can put its own socket there.
+    #[tokio::test]
+    async fn who_is_not_the_first_process_is_not_told_the_token() {
+        use std::io::Read;
         let dir = tempfile::tempdir().unwrap();
-        let deaf = crate::local::link::tests::deaf(&dir.path().join(SOCKET_NAME));
-        let greet = || guest(dir.path(), Attempt(1), "token");
-        assert_eq!(greet().await.err().unwrap().kind, ErrorKind::Timeout);
-        assert_eq!(greet().await.err().unwrap().kind, ErrorKind::Unavailable);
-        let id = SandboxId::new("deaf").unwrap();
-        let refused = proxy_listener(&id, dir.path(), Attempt(1), "token").await.unwrap_err();
-        assert_eq!(refused.kind, ErrorKind::Unavailable, "{refused}");
+        let listener = std::os::unix::net::UnixListener::bind(dir.path().join(SOCKET_NAME)).unwrap();
+        let id = SandboxId::new("stranger").unwrap();
+        let greeted = guest(dir.path(), Attempt(1), "token").await.err().unwrap();
+        let asked = proxy_listener(&id, dir.path(), Attempt(1), "token").await.unwrap_err();
+        for refused in [greeted, asked] {
+            assert_eq!(refused.kind, ErrorKind::Denied, "{refused}");
+            let mut told = Vec::new();
+            listener.accept().unwrap().0.read_to_end(&mut told).unwrap();
+            assert_eq!(told, b"");
+        }
         // Nobody listens: it may only not have begun.
-        drop(deaf);
-        assert_eq!(greet().await.err().unwrap().kind, ErrorKind::NotFound);
+        drop(listener);
+        let gone = guest(dir.path(), Attempt(1), "token").await.err().unwrap();
+        assert_eq!(gone.kind, ErrorKind::NotFound);
     }
 
     #[test]

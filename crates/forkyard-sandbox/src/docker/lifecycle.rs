@@ -46,6 +46,8 @@ const REMOVE_WITHIN: Duration = Duration::from_secs(30);
 const REMOVE_POLL: Duration = Duration::from_millis(50);
 /// Younger leftovers may be somebody's work under way.
 const ORPHAN_AFTER_MS: u64 = 10 * 60 * 1000;
+/// The guest ends a sandbox at its deadline. One that is frozen, or that somebody inside holds up, does not.
+const OVERDUE_MS: u64 = 60 * 1000;
 /// How long the files of a sandbox that met its deadline, running or stopped, stay for whoever still wants its files.
 const DEAD_FOR_MS: u64 = 60 * 60 * 1000;
 /// Of the guest's last words.
@@ -557,8 +559,13 @@ impl Inner {
                     let unfinished = (created || self.home.is_unfinished(&id)) && old
                         || given_up && self.is_nobodys(&id)?;
                     let over = self.listed(container).is_some_and(|info| {
-                        matches!(info.status, SandboxStatus::Dead | SandboxStatus::Stopped)
-                            && now.since(info.deadline).0 > DEAD_FOR_MS
+                        // The label's is that of the first start.
+                        let deadline = record.as_ref().map_or(info.deadline, |record| record.deadline);
+                        let late = match info.status {
+                            SandboxStatus::Dead | SandboxStatus::Stopped => DEAD_FOR_MS,
+                            SandboxStatus::Running | SandboxStatus::Paused => OVERDUE_MS,
+                        };
+                        now.since(deadline).0 > late
                     });
                     if unfinished || over {
                         let done = self.destroy(&id).await;

@@ -63,7 +63,7 @@ pub struct DockerOptions {
 
 impl Default for DockerOptions {
     fn default() -> Self {
-        DockerOptions { host: None, image: None, egress: None, warm: 0, freeze: FREEZE }
+        DockerOptions { host: None, image: None, egress: None, private: Vec::new(), warm: 0, freeze: FREEZE }
     }
 }
 

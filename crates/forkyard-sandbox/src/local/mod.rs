@@ -70,7 +70,13 @@ pub struct LocalOptions {
 
 impl Default for LocalOptions {
     fn default() -> Self {
-        LocalOptions { egress: None, home: None, private: Vec::new(), root_id: DEFAULT_ROOT_ID, freeze: FREEZE }
+        LocalOptions {
+            egress: None,
+            home: None,
+            private: Vec::new(),
+            root_id: DEFAULT_ROOT_ID,
+            freeze: FREEZE,
+        }
     }
 }
 

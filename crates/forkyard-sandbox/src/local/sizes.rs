@@ -46,9 +46,8 @@ impl Inner {
         let own: Vec<String> = all.iter().flat_map(|(_, layers)| layers).cloned().collect();
         let inner = Arc::clone(self);
         let measuring = tokio::spawn(async move { inner.measure(&own).await });
-        match tokio::time::timeout(WITHIN, measuring).await {
-            Ok(Ok(Err(e))) => tracing::debug!(error = %e, "sizes of snapshots are not known"),
-            Ok(_) | Err(_) => {}
+        if let Ok(Ok(Err(e))) = tokio::time::timeout(WITHIN, measuring).await {
+            tracing::debug!(error = %e, "sizes of snapshots are not known");
         }
         let sized = all.into_iter().map(|(info, layers)| {
             let bytes = layers.iter().map(|layer| self.sizes.of(layer)).sum();

@@ -361,7 +361,11 @@ fn strangers_that_never_stop_talking_hold_up_nothing() {
                 while !ended.load(Ordering::Relaxed) {
                     let Ok(mut stream) = UnixStream::connect(&path) else { continue };
                     stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
-                    while !ended.load(Ordering::Relaxed) && stream.write_all(&flood).is_ok() {}
+                    while stream.write_all(&flood).is_ok() {
+                        if ended.load(Ordering::Relaxed) {
+                            return;
+                        }
+                    }
                 }
             });
         }
