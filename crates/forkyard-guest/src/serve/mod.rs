@@ -10,6 +10,7 @@ mod procs;
 mod quiet;
 mod running;
 mod server;
+mod share;
 mod spawn;
 mod spool;
 mod unlinked;
