@@ -2341,7 +2341,10 @@ export interface components {
          */
         Scope: "read" | "steer" | "admin";
         Snapshot: {
-            /** Format: int64 */
+            /**
+             * Format: int64
+             * @description What it takes on the disk, where that is known: what it shares with an older one counts there.
+             */
             bytes?: number | null;
             /** Format: int64 */
             created_at: number;
