@@ -286,6 +286,9 @@ impl Session {
         let result = inference.backend.once(&call, &mut watch).await;
         drop(watch);
         drop(permit);
+        if result.is_ok() {
+            deltas.answered();
+        }
         let cost = match &result {
             Ok(Answer { usage: Some(usage), .. }) => reservation.settle(turn.wish.cost(usage), usage).await,
             Ok(Answer { usage: None, .. }) | Err(Failure { billing: Billing::Unknown, .. }) => {

@@ -144,6 +144,8 @@ pub enum Notice {
 /// Gets deltas as they arrive. Must not block: it is called between two reads of the stream.
 pub trait DeltaSink: Send {
     fn delta(&mut self, delta: Delta<'_>);
+    /// The answer is there as a whole, and is being paid for: whoever gives up on it now pays for nothing.
+    fn answered(&mut self) {}
 }
 
 /// Sees nothing.

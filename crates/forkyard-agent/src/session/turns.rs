@@ -9,6 +9,8 @@
 //! | refusal | ends without success |
 //! | context window exceeded, or nearly | compaction, then on |
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use forkyard_core::Usd;
 
 use super::{Halt, Session, Who};
@@ -115,12 +117,18 @@ impl Session {
         deltas: &mut dyn DeltaSink,
     ) -> Result<Asked, Halt> {
         let before = self.model.total_cost();
+        let answered = AtomicBool::new(false);
+        let mut deltas = Answered { deltas, answered: &answered };
+        let mut asking = std::pin::pin!(self.model.turn(request, &mut deltas));
         let result = tokio::select! {
             // An answer that is there counts.
             biased;
-            result = self.bounded(self.model.turn(request, deltas)) => Some(result?),
-            interrupted = self.interrupted() => {
-                interrupted?;
+            result = &mut asking => Some(result),
+            cut = self.bounded(self.interrupted()) => if answered.load(Ordering::Relaxed) {
+                // Whoever cancels may have been told by its payment that it is there.
+                Some(asking.await)
+            } else {
+                cut??;
                 None
             }
         };
@@ -154,6 +162,22 @@ fn finishes(reason: &StopReason, cuts: u32) -> Option<Stop> {
         StopReason::MaxTokens => (cuts > MAX_CUTS).then_some(Stop::MaxTokens),
         StopReason::Refusal => Some(Stop::Refusal),
         StopReason::PauseTurn | StopReason::ContextWindowExceeded => None,
+    }
+}
+
+/// Remembers whether an answer is there as a whole.
+struct Answered<'a> {
+    deltas: &'a mut dyn DeltaSink,
+    answered: &'a AtomicBool,
+}
+
+impl DeltaSink for Answered<'_> {
+    fn delta(&mut self, delta: Delta<'_>) {
+        self.deltas.delta(delta);
+    }
+
+    fn answered(&mut self) {
+        self.answered.store(true, Ordering::Relaxed);
     }
 }
 

@@ -1,10 +1,14 @@
 //! Going on after a crash: at every append of the journal, and after the loss of the sandbox.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use async_trait::async_trait;
+use forkyard_agent::inference::{DeltaSink, InferenceError, Model, TurnRequest, TurnResponse};
 use forkyard_agent::{AgentError, AgentEvent, Continuity, Stop, checkpoints};
 use forkyard_core::Usd;
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use crate::agent_support::{Answer, Crash, Fork, ScriptModel, bash, call, last_text, message_text, say};
 
@@ -136,6 +140,35 @@ async fn cancelling_leaves_the_command_to_the_next_attempt() {
     fork.world.open("g");
     assert!(fork.run().await.unwrap().success);
     assert_eq!((fork.world.ran().len(), fork.stored.results()), (1, vec!["late\n".to_string()]));
+}
+
+/// Whoever cancels hears of an answer by its payment, before the agent has it.
+struct PaidFor(Arc<ScriptModel>, CancellationToken);
+
+#[async_trait]
+impl Model for PaidFor {
+    async fn turn(
+        &self,
+        request: &TurnRequest,
+        deltas: &mut dyn DeltaSink,
+    ) -> Result<TurnResponse, InferenceError> {
+        let answer = self.0.turn(request, deltas).await;
+        deltas.answered();
+        self.1.cancel();
+        tokio::task::yield_now().await;
+        answer
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_paid_for_is_kept() {
+    let mut fork = Fork::list(vec![bash("echo a"), say("ok")]);
+    let mut agent = fork.agent(None);
+    agent.model = Arc::new(PaidFor(fork.model.clone(), fork.cancel.clone()));
+    assert!(matches!(agent.run(fork.cancel.clone()).await, Err(AgentError::Cancelled)));
+    fork.cancel = Default::default();
+    assert!(fork.run().await.unwrap().success);
+    assert_eq!((fork.model.requests().len(), fork.world.ran().len()), (2, 1), "nothing is asked twice");
 }
 
 #[tokio::test]

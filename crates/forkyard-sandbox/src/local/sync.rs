@@ -82,7 +82,7 @@ fn sync(state: &State) -> Result<bool> {
     Ok(true)
 }
 
-fn sync_file_system(dir: &Path) -> Result<()> {
+pub fn sync_file_system(dir: &Path) -> Result<()> {
     let synced = File::open(dir).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
     synced.map_err(|e| state::io_error(dir, &e))
 }

@@ -198,6 +198,8 @@ async fn a_sandbox_whose_record_is_damaged_can_be_removed() {
         assert_eq!(snapshot(&sandbox, &format!("of{name}")).await.mode, SnapshotMode::Sealed);
     }
     std::fs::write(dir.path().join("sandboxes/a/meta.json"), "").unwrap();
+    // Under the name that it has once it is synced.
+    let _ = std::fs::remove_file(dir.path().join("snapshots/ofa.unsynced"));
     std::fs::write(dir.path().join("snapshots/ofa.json"), "{").unwrap();
     let found = provider.list(&Labels::new()).await.unwrap();
     let found: Vec<_> = found.iter().map(|s| (s.id.as_str(), s.status)).collect();

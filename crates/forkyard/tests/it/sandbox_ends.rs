@@ -82,6 +82,24 @@ fn a_signal_is_heard_while_nobody_reads() {
 }
 
 #[test]
+fn a_guest_that_hangs_holds_no_interrupt_up() {
+    let w = World::new();
+    let mut child = running(&w, &[]);
+    let sandboxes = w.home().join("sandboxes/sandboxes");
+    let one = std::fs::read_dir(sandboxes).unwrap().next().unwrap().unwrap().path();
+    let meta: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(one.join("meta.json")).unwrap()).unwrap();
+    let guest = Pid::from_raw(meta["pid"].as_i64().unwrap() as i32).unwrap();
+    kill_process(guest, Signal::STOP).unwrap();
+    until("the interrupt is heard", || {
+        // The first is the command's, a second one ours.
+        child.try_wait().unwrap().is_some() || kill_process(Pid::from_child(&child), Signal::INT).is_err()
+    });
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(left(&w), 0);
+}
+
+#[test]
 fn what_a_killed_run_left_goes_with_the_next_command() {
     let w = World::new();
     for command in [&["sandbox", "list"][..], &["cleanup", "--once"]] {

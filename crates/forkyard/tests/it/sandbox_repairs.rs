@@ -40,7 +40,10 @@ fn a_snapshot_whose_record_is_damaged_keeps_no_others() {
     for name in ["good", "bad"] {
         assert_eq!(w.run(&["sandbox", "snapshot", "box1", "--name", name]).code, 0);
     }
-    w.write(&w.home().join("sandboxes/snapshots/bad.json"), "{");
+    // Under the name that it has once it is synced, which may not be yet.
+    let records = w.home().join("sandboxes/snapshots");
+    let _ = std::fs::remove_file(records.join("bad.unsynced"));
+    w.write(&records.join("bad.json"), "{");
     let fix = "forkyard sandbox snapshots --remove bad";
     let ran = w.run(&["sandbox", "snapshots"]);
     assert!(ran.code == 0 && ran.stdout.contains("good") && !ran.stdout.contains("bad"), "{}", ran.stdout);

@@ -27,6 +27,7 @@ use self::source::{Blob, Digest, Image};
 use super::Inner;
 use super::snapshot::worked;
 use super::state::{self, io_error};
+use super::sync::sync_file_system;
 use super::zygote::unavailable;
 use crate::{ErrorKind, Result, SandboxError, UnusedImage, bytes_in};
 
@@ -180,7 +181,12 @@ impl Inner {
         }
         let config = checked?;
         let meta = ImageMeta { format: state::format(), reference: reference.into(), layers, config };
+        // Once for each image, and after seconds of unpacking: a machine that stops leaves all of it or no record.
+        let all = self.state.root.join("layers");
+        blocking(move || sync_file_system(&all)).await?;
         state::save(&path, &meta)?;
+        let records = self.state.root.join("images");
+        blocking(move || sync_file_system(&records)).await?;
         Ok(meta)
     }
 
