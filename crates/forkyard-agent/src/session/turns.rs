@@ -118,18 +118,20 @@ impl Session {
     ) -> Result<Asked, Halt> {
         let before = self.model.total_cost();
         let answered = AtomicBool::new(false);
-        let mut deltas = Answered { deltas, answered: &answered };
-        let mut asking = std::pin::pin!(self.model.turn(request, &mut deltas));
-        let result = tokio::select! {
-            // An answer that is there counts.
-            biased;
-            result = &mut asking => Some(result),
-            cut = self.bounded(self.interrupted()) => if answered.load(Ordering::Relaxed) {
-                // Whoever cancels may have been told by its payment that it is there.
-                Some(asking.await)
-            } else {
-                cut??;
-                None
+        let result = {
+            let mut deltas = Answered { deltas, answered: &answered };
+            let mut asking = std::pin::pin!(self.model.turn(request, &mut deltas));
+            tokio::select! {
+                // An answer that is there counts.
+                biased;
+                result = &mut asking => Some(result),
+                cut = self.bounded(self.interrupted()) => if answered.load(Ordering::Relaxed) {
+                    // Whoever cancels may have been told by its payment that it is there.
+                    Some(asking.await)
+                } else {
+                    cut??;
+                    None
+                }
             }
         };
         let cost = self.model.total_cost().saturating_sub(before);

@@ -34,7 +34,7 @@ impl Inner {
     pub(super) async fn measured_snapshots(self: &Arc<Self>) -> Result<Vec<SnapshotInfo>> {
         let mut all = Vec::new();
         for id in self.state.snapshots()? {
-            if let Kept::Whole(meta) = self.state.find_snapshot(&id)? {
+            if let Ok(Kept::Whole(meta)) = self.state.find_snapshot(&id) {
                 all.push((meta.info, meta.layers));
             }
         }
