@@ -15,8 +15,7 @@ const THREAD_STACK: usize = 1 << 20;
 /// File threads at once; more requests wait in their connection's order of arrival.
 const MAX_THREADS: usize = 32;
 /// To whoever writes from outside; commands are killed for it.
-const AT_LIMIT: &str =
-    "it would pass the sandbox's disk limit: remove something there, or give the sandbox a higher one";
+const AT_LIMIT: &str = "it would pass the sandbox's disk limit";
 
 impl Server {
     /// Runs in a thread; at most so many at once.

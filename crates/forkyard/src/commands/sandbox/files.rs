@@ -117,7 +117,8 @@ impl CpArgs {
 }
 
 fn whole(copied: &Copied, to: &str) -> String {
-    format!("{} files, {} bytes to {to}", copied.files, copied.bytes)
+    let files = if copied.files == 1 { "file" } else { "files" };
+    format!("{} {files}, {} bytes to {to}", copied.files, copied.bytes)
 }
 
 /// `to` is as it was until all of the file is there, or at least known to be.
