@@ -159,15 +159,28 @@ fn stop_until_still(members: impl Fn() -> Vec<i32>) {
 
 /// Whoever was made to stand still goes on when this is dropped, and nobody else.
 #[derive(Default)]
-pub struct Held(Vec<(i32, u64)>);
+pub enum Held {
+    #[default]
+    Nobody,
+    /// Whoever is there but those, which stood before. A fork that is under way when all are stopped gives one more that is, which
+    /// no list of that moment has.
+    AllBut(HashSet<(i32, u64)>),
+    These(Vec<(i32, u64)>),
+}
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.0.is_empty() {
+        let held = &*self;
+        if matches!(held, Held::Nobody) {
             return;
         }
+        let is_held = |process: &(i32, u64)| match held {
+            Held::Nobody => false,
+            Held::AllBut(others) => !others.contains(process),
+            Held::These(list) => list.contains(process),
+        };
         // Children first: a shell that finds one of them stopped would take its terminal back.
-        for process in all().iter().rev().filter(|p| self.0.contains(&(p.pid, p.born))) {
+        for process in all().iter().rev().filter(|p| is_held(&(p.pid, p.born))) {
             let _ = kill(process.pid, libc::SIGCONT);
         }
     }
@@ -176,9 +189,17 @@ impl Drop for Held {
 impl Held {
     /// The same for whoever runs by now.
     pub fn renew(&mut self) {
-        let mut more = hold();
-        more.0.retain(|process| !self.0.contains(process));
-        self.0.append(&mut more.0);
+        match self {
+            Held::Nobody => *self = hold(),
+            Held::AllBut(_) => _ = everybody(libc::SIGSTOP),
+            Held::These(list) => {
+                let mut fresh = hold();
+                if let Held::These(fresh) = &mut fresh {
+                    fresh.retain(|process| !list.contains(process));
+                    list.append(fresh);
+                }
+            }
+        }
     }
 }
 
@@ -186,19 +207,17 @@ impl Held {
 /// outlasts this.
 pub fn hold() -> Held {
     // Without others whose processes these are not, in one go. What is left is to wait until each has left the kernel.
-    let still: HashSet<(i32, u64)> = all().iter().filter(|p| stands(p)).map(|p| (p.pid, p.born)).collect();
+    let before: HashSet<(i32, u64)> = all().iter().filter(|p| stands(p)).map(|p| (p.pid, p.born)).collect();
     if !everybody(libc::SIGSTOP) {
         return hold_among(all);
     }
-    let stopped = all().into_iter().map(|p| (p.pid, p.born)).filter(|process| !still.contains(process));
-    let held = Held(stopped.collect());
     for _ in 0..ROUNDS {
         if all().iter().all(stands) {
             break;
         }
         std::thread::sleep(STOPS_WITHIN);
     }
-    held
+    Held::AllBut(before)
 }
 
 fn stands(process: &Proc) -> bool {
@@ -206,25 +225,25 @@ fn stands(process: &Proc) -> bool {
 }
 
 fn hold_among(members: impl Fn() -> Vec<Proc>) -> Held {
-    let mut held = Held(Vec::new());
+    let mut held = Vec::new();
     for _ in 0..ROUNDS {
         let running: Vec<Proc> = members().into_iter().filter(|p| !stands(p)).collect();
         if running.is_empty() {
             break;
         }
-        let before = held.0.len();
+        let before = held.len();
         for process in running {
-            if !held.0.contains(&(process.pid, process.born)) {
+            if !held.contains(&(process.pid, process.born)) {
                 let _ = kill(process.pid, libc::SIGSTOP);
-                held.0.push((process.pid, process.born));
+                held.push((process.pid, process.born));
             }
         }
-        if held.0.len() == before {
+        if held.len() == before {
             // It stops when it leaves the kernel.
             std::thread::sleep(STOPS_WITHIN);
         }
     }
-    held
+    Held::These(held)
 }
 
 pub fn kill_all() {

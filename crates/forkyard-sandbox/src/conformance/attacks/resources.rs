@@ -211,7 +211,8 @@ async fn hidden_files_are_contained(ctx: &Ctx) -> CaseResult {
         let output = run(&sandbox, hold.timeout(Duration::from_secs(60))).await?;
         ensure!(!output.result.timed_out, "{way}: nobody stopped it");
         let written = output.out.lines().count() as u64 * (1 << 20);
-        ensure!((DISK / 2..LEFT).contains(&written), "{way}: {written} bytes were written");
+        // Several standstills are what it takes here.
+        ensure!((DISK / 2..2 * LEFT).contains(&written), "{way}: {written} bytes were written");
         ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
     }
     // Who only seems to hide is seen, so that it need not be suspected.
@@ -406,6 +407,7 @@ async fn short_lived_processes_are_counted(ctx: &Ctx) -> CaseResult {
         (i=0; while [ $i -lt 4000 ]; do i=$((i+1)); done); done; times";
     let begun = std::time::Instant::now();
     let output = run(&sandbox, ExecRequest::shell(script).timeout(Duration::from_secs(60))).await?;
+    ensure!(!output.result.timed_out, "it was stopped, and never went on");
     let took = begun.elapsed().as_secs_f64();
     let mut used = 0.0;
     for word in output.out.lines().take(2).flat_map(str::split_whitespace) {
