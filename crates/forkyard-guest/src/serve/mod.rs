@@ -18,7 +18,9 @@ mod watch;
 mod work;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::ExitCode;
 
 use forkyard_guest::zygote::Watch;
@@ -52,7 +54,16 @@ pub struct Config {
     /// Without one, commands are paused by signals.
     pub freezer: Option<Freezer>,
     pub oom_score: Option<OomScore>,
-    pub landlock: bool,
+    pub reach: Reach,
+}
+
+/// What commands may open, by Landlock where the kernel has it.
+pub enum Reach {
+    /// What is below the root.
+    Root,
+    /// What is below the root, and nothing is changed in this folder of the root's: it is the host's too, and the guest's user
+    /// may write there.
+    AllBut(OsString),
 }
 
 /// Serves until the deadline or until it is told to end. Ending pid 1 ends every process of the sandbox.
@@ -138,6 +149,8 @@ pub fn container(socket: &str) -> ExitCode {
     // As many as there may be already: commands keep what the container has.
     let most = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum.unwrap_or(u64::MAX);
     let most = u32::try_from(most).unwrap_or(u32::MAX);
+    let own =
+        Path::new(socket).components().nth(1).map(|part| part.as_os_str().to_owned()).unwrap_or_default();
     run(Config {
         env: config.env,
         lifetime_ms: left(config.lifetime_ms, config.deadline, since_1970()),
@@ -153,7 +166,7 @@ pub fn container(socket: &str) -> ExitCode {
         oom_events: None,
         freezer: None,
         oom_score,
-        landlock: false,
+        reach: Reach::AllBut(own),
     })
 }
 

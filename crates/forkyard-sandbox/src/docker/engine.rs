@@ -1,11 +1,14 @@
 //! The engine itself: reaching it, and what its errors mean to a caller.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bollard::errors::Error as Fault;
-use bollard::{ClientVersion, Docker};
+use bollard::{BollardRequest, ClientVersion, Docker};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::UnixStream;
 
 use crate::{ErrorKind, Result, SandboxError};
 
@@ -16,6 +19,10 @@ const DEFAULT_HOST: &str = "unix:///var/run/docker.sock";
 const REQUEST_TIMEOUT_S: u64 = 120;
 /// For its first word, which costs it nothing: one that hangs must not hold up commands that can do without it.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// Connections kept for the next questions: as many as a burst of creations asks at the same time, few for the engine.
+const IDLE_CONNECTIONS: usize = 8;
+/// For how long they are kept. A burst's questions are milliseconds apart; a quiet process holds nothing open.
+const IDLE_FOR: Duration = Duration::from_secs(15);
 
 /// Connects, agrees on a version, and refuses an engine that is too old.
 pub async fn connect(host: Option<&str>) -> Result<Docker> {
@@ -28,8 +35,7 @@ pub async fn connect(host: Option<&str>) -> Result<Docker> {
         .hint("only a local engine shares the guest's socket: use unix:///path/to/docker.sock"));
     };
     let newest = ClientVersion { major_version: 1, minor_version: 53 };
-    let docker =
-        Docker::connect_with_unix(path, REQUEST_TIMEOUT_S, &newest).map_err(|e| translate(path, &e))?;
+    let docker = keeping_connections(path, &newest).map_err(|e| translate(path, &e))?;
     let agreed = tokio::time::timeout(ANSWERS_WITHIN, docker.negotiate_version()).await;
     let docker = agreed.unwrap_or(Err(Fault::RequestTimeoutError)).map_err(|e| {
         translate(path, &e).or_hint("is that the socket of a Docker engine that works? try `docker version`")
@@ -37,6 +43,26 @@ pub async fn connect(host: Option<&str>) -> Result<Docker> {
     let api = docker.client_version();
     check_version(api.major_version, api.minor_version)?;
     Ok(docker)
+}
+
+/// The library's own client opens a connection for every question.
+fn keeping_connections(path: &str, newest: &ClientVersion) -> std::result::Result<Docker, Fault> {
+    let path = PathBuf::from(path);
+    let to_socket = tower::service_fn(move |_| {
+        let path = path.clone();
+        Box::pin(async move { UnixStream::connect(path).await.map(TokioIo::new) })
+    });
+    let client = Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_max_idle_per_host(IDLE_CONNECTIONS)
+        .pool_idle_timeout(IDLE_FOR)
+        .build(to_socket);
+    let transport = move |request: BollardRequest| {
+        let answer = client.request(request);
+        async move { answer.await.map_err(Fault::from) }
+    };
+    // The name is what a request's Host says; the socket is where it goes.
+    Docker::connect_with_custom_transport(transport, Some("http://docker"), REQUEST_TIMEOUT_S, newest)
 }
 
 /// The socket of a host as settings name it; None if it is not a socket.

@@ -399,6 +399,11 @@ fn own(run: &Path, uid: u32, gid: u32, mode: u32) -> Result<()> {
 
 /// Ok if it is gone already.
 fn remove_folder(path: &Path) -> Result<()> {
+    // Where commands are the same user, they can close the folder that they share with us.
+    let shared = path.join(RUN_NAME);
+    if fs::symlink_metadata(&shared).is_ok_and(|meta| meta.is_dir()) {
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o700)).map_err(failed(&shared))?;
+    }
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(path)(e)),
         Ok(()) | Err(_) => Ok(()),

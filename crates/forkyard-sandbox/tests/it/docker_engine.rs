@@ -179,11 +179,15 @@ async fn as_whoever_this_is() {
     let parent = provider.create(&id("mine"), FIRST, &spec()).await.unwrap();
     let own = rustix::process::geteuid().as_raw();
     assert_eq!(sh(&parent, "id -u; echo one > f; chmod 000 f").await, format!("{own}\n"));
+    // The folder that it shares with the host is the same user's: nothing comes to lie there, and nothing goes.
+    let shared = "cd /.forkyard/run; head -c 9000000 /dev/zero > x; mkdir d; ln -s / l; rm -f guest.sock; mv guest.sock y
+        ls; cd /workspace; mkdir d && mv f d/f && mv d/f . && rmdir d && echo moved";
+    assert_eq!(sh(&parent, &format!("({shared}) 2>/dev/null")).await, "guest.sock\nmoved\n");
     let snapshot = SnapshotId::new("snap").unwrap();
     parent.snapshot(&snapshot, &Labels::new()).await.unwrap();
     let child = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..spec() };
     let child = provider.create(&id("child"), FIRST, &child).await.unwrap();
-    assert_eq!(sh(&child, "stat -c %a f; chmod 600 f; cat f").await, "0\none\n");
+    assert_eq!(sh(&child, "stat -c %a f; chmod 600 f; cat f; chmod 000 /.forkyard/run").await, "0\none\n");
     provider.remove_snapshot(&snapshot).await.unwrap();
     for name in ["mine", "child"] {
         provider.destroy(&id(name)).await.unwrap();

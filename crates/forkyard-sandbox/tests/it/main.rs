@@ -1,6 +1,7 @@
 //! The crate's integration tests: one binary.
 
 mod docker;
+mod docker_connections;
 mod docker_engine;
 mod docker_fixture;
 mod docker_warm;
