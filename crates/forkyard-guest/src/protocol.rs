@@ -151,7 +151,9 @@ pub enum Op {
     /// No command may start and no file may be written until `Thaw` or until the connection ends. Answered when the last write
     /// is done, with [`Answer::Quiet`].
     Quiesce,
-    /// Descriptor, if the root was replaced while quiet: the directory of its new upper layer.
+    /// While quiet, before the root may be replaced. Descriptor: the directory of the new root's upper layer, which counts from
+    /// then on, whoever ends the quiet.
+    Next,
     Thaw,
     /// Stops or continues every process but the guest.
     Pause,

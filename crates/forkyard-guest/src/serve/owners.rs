@@ -175,21 +175,28 @@ impl Server {
             Op::Quiesce => match &self.quiet {
                 Some(_) => out.error(seq, Fault::Unavailable, "another snapshot is being taken"),
                 None => {
-                    self.quiet = Some(Quiet { owner: number, seq, since: None, frozen: false });
+                    self.quiet = Some(Quiet { owner: number, seq, since: None, next: None, frozen: false });
                     self.on_quiet();
                 }
             },
             Op::Thaw => {
                 // The quiet of another is not over because this one's would be.
                 if self.is_quiet_for(number) {
-                    let upper = self.conns.get_mut(&number).and_then(|conn| conn.passed.take());
-                    // In a container there are no layers to go on in.
-                    if let (Some(upper), None) = (upper, &self.config.token) {
-                        self.watchdog.go_on_in(upper);
-                    }
                     self.thaw();
                 }
                 out.push(seq, Answer::Done, &[]);
+            }
+            Op::Next => {
+                let upper = self.conns.get_mut(&number).and_then(|conn| conn.passed.take());
+                match (&mut self.quiet, upper) {
+                    (Some(quiet), Some(upper)) if quiet.owner == number => {
+                        quiet.next = Some(upper);
+                        out.push(seq, Answer::Done, &[]);
+                    }
+                    _ => {
+                        out.error(seq, Fault::Invalid, "not quiet for this connection, or no descriptor came")
+                    }
+                }
             }
             Op::Pause | Op::Resume => {
                 let still = matches!(request.op, Op::Pause);

@@ -19,6 +19,8 @@ pub struct Quiet {
     pub seq: u32,
     /// Set when it is quiet: the layer that the root wrote to then.
     pub since: Option<Option<String>>,
+    /// The upper layer of the root that may replace this one meanwhile.
+    pub next: Option<OwnedFd>,
     /// Commands stand still too, until the quiet ends: whoever asked for it may not live to let them go on.
     pub frozen: bool,
 }
@@ -38,14 +40,20 @@ impl Server {
     }
 
     pub(super) fn thaw(&mut self) {
-        let Some(Quiet { since, frozen, .. }) = self.quiet.take() else { return };
+        let Some(Quiet { since, next, frozen, .. }) = self.quiet.take() else { return };
         if frozen {
             self.keep_still();
         }
-        // Landlock's rules hold for one root. Without them nothing may run.
-        if since.is_some_and(|layer| layer != root_layer()) && self.renew_landlock().is_err() {
-            self.ending = true;
-            return;
+        // Whoever replaced the root may not have lived to say so.
+        if since.is_some_and(|layer| layer != root_layer()) {
+            if let Some(upper) = next {
+                self.watchdog.go_on_in(upper);
+            }
+            // Landlock's rules hold for one root. Without them nothing may run.
+            if self.renew_landlock().is_err() {
+                self.ending = true;
+                return;
+            }
         }
         for (number, request, body) in std::mem::take(&mut self.deferred) {
             self.on_request(number, request, body);
@@ -121,7 +129,7 @@ impl Reach {
     }
 }
 
-/// The name of the layer that this root writes to, as the kernel has it: whoever replaced the root may not have lived to say.
+/// The name of the layer that this root writes to, as the kernel has it.
 fn root_layer() -> Option<String> {
     upper_of_root(&std::fs::read_to_string("/proc/self/mountinfo").ok()?)
 }

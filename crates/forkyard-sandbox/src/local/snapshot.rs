@@ -219,14 +219,10 @@ impl Inner {
         line: &Line,
         lock: &Lock,
     ) -> Result<Option<Vec<String>>> {
-        let dir = self.state.sandbox(&meta.id);
-        let user = format!("sandbox.{}", meta.id);
-        let ask = Op::Descriptors { what: Descriptors::Namespaces };
-        let namespaces = line.ask(ask, Vec::new()).await?;
         let not_sealed = |meta: &Meta, e: SandboxError| {
             tracing::warn!(sandbox = %meta.id, error = %e, "the layer was not sealed");
         };
-        let before = meta.clone();
+        let before = meta.upper;
         *meta = match self.begin_seal(meta) {
             Ok(next) => next,
             Err(e) => {
@@ -234,48 +230,50 @@ impl Inner {
                 return Ok(None);
             }
         };
-        let Some(Sealing { layer, .. }) = meta.sealing.clone() else {
-            return Err(unavailable("a seal that was begun is not written down"));
-        };
-        let swap = async {
-            let (live, sealed) =
-                (dir.join(format!("up{}", before.upper)), self.state.layer(&layer).join("fs"));
-            // A mounted directory may be renamed: the mount follows it.
-            std::fs::rename(&live, &sealed).map_err(|e| state::io_error(&live, &e))?;
-            if meta.lower.len() > MAX_DEPTH {
-                let merged = self.merge(&meta.lower[..MERGED], &user).await?;
-                meta.lower.splice(..MERGED, [merged]);
-                self.state.save(meta)?;
-            }
-            let upper = std::fs::File::open(dir.join(format!("up{}", meta.upper))).map_err(unavailable)?;
-            let volumes = meta.spec.volumes.iter().map(|volume| &volume.path);
-            let mounts = meta.binds.iter().chain(volumes).cloned().collect();
-            let ask = RestackAsk { become_id: self.state.owner, mounts };
-            let [user, mount] = &namespaces[..] else {
-                return Err(unavailable("the guest has no namespaces"));
-            };
-            let held = [user.as_fd(), mount.as_fd(), line.as_fd(), lock.as_fd()];
-            let directory = self.directory(meta).await?;
-            let _room = self.room(meta);
-            self.zygote().await?.restack(self.root_ask(meta), ask, directory, held).await?;
-            meta.skeleton.clone_from(&self.skeleton);
-            Ok(OwnedFd::from(upper))
-        };
-        let upper = match swap.await {
-            Ok(upper) => upper,
-            Err(e) => {
-                not_sealed(meta, e);
-                self.settle_seal(meta, Some(before.upper))?;
-                return Ok(None);
-            }
-        };
-        line.ask(Op::Thaw, vec![upper]).await?;
+        if let Err(e) = self.replace_root(meta, line, lock).await {
+            not_sealed(meta, e);
+            self.settle_seal(meta, Some(before))?;
+            return Ok(None);
+        }
+        line.ask(Op::Thaw, Vec::new()).await?;
         let layers = meta.lower.clone();
         if let Err(e) = self.settle_seal(meta, Some(meta.upper)) {
             // The sandbox goes on in its new layer; whoever comes next settles the rest.
             tracing::warn!(sandbox = %meta.id, error = %e, "what a seal left was not removed");
         }
         Ok(Some(layers))
+    }
+
+    /// The middle of a seal that was begun: whoever does not live to its end leaves a sandbox that goes on in one of the two
+    /// layers, and knows in which.
+    async fn replace_root(self: &Arc<Self>, meta: &mut Meta, line: &Line, lock: &Lock) -> Result<()> {
+        let Some(Sealing { upper, layer, .. }) = &meta.sealing else {
+            return Err(unavailable("a seal that was begun is not written down"));
+        };
+        let dir = self.state.sandbox(&meta.id);
+        let (live, sealed) = (dir.join(format!("up{upper}")), self.state.layer(layer).join("fs"));
+        let namespaces = line.ask(Op::Descriptors { what: Descriptors::Namespaces }, Vec::new()).await?;
+        let [user, mount] = &namespaces[..] else {
+            return Err(unavailable("the guest has no namespaces"));
+        };
+        let next = std::fs::File::open(dir.join(format!("up{}", meta.upper))).map_err(unavailable)?;
+        line.ask(Op::Next, vec![next.into()]).await?;
+        // A mounted directory may be renamed: the mount follows it.
+        std::fs::rename(&live, &sealed).map_err(|e| state::io_error(&live, &e))?;
+        if meta.lower.len() > MAX_DEPTH {
+            let merged = self.merge(&meta.lower[..MERGED], &format!("sandbox.{}", meta.id)).await?;
+            meta.lower.splice(..MERGED, [merged]);
+            self.state.save(meta)?;
+        }
+        let volumes = meta.spec.volumes.iter().map(|volume| &volume.path);
+        let mounts = meta.binds.iter().chain(volumes).cloned().collect();
+        let ask = RestackAsk { become_id: self.state.owner, mounts };
+        let held = [user.as_fd(), mount.as_fd(), line.as_fd(), lock.as_fd()];
+        let directory = self.directory(meta).await?;
+        let _room = self.room(meta);
+        self.zygote().await?.restack(self.root_ask(meta), ask, directory, held).await?;
+        meta.skeleton.clone_from(&self.skeleton);
+        Ok(())
     }
 
     /// Ends a seal, one way or the other. `on`: the number of the layer that the sandbox writes to; None if it does not run.
@@ -588,6 +586,27 @@ mod tests {
         for folder in ["sandboxes", "layers", "trash"] {
             assert_eq!(state::names(&dir.path().join(folder)).unwrap(), Vec::<String>::new(), "{folder}");
         }
+    }
+
+    /// Its owner is killed once the root is replaced, before it could say so.
+    #[tokio::test]
+    async fn a_new_layer_counts_whoever_ends_the_quiet() {
+        let dir = tempfile::tempdir().unwrap();
+        let provider = LocalProvider::new(dir.path(), LocalOptions::default()).unwrap();
+        let (inner, id) = (&provider.inner, SandboxId::new("orphan").unwrap());
+        let sandbox = provider.create(&id, Attempt(1), &offline(Root::Default)).await.unwrap();
+        sh(&sandbox, "echo kept > file").await;
+        let lock = inner.state.lock(id.as_str()).await.unwrap();
+        let line = Line::open(&id, &inner.state.sandbox(&id), Attempt(1)).await.unwrap();
+        assert!(!line.quiesce().await.unwrap().busy);
+        let mut meta = inner.begin_seal(&inner.meta(&id).unwrap()).unwrap();
+        inner.replace_root(&mut meta, &line, &lock).await.unwrap();
+        drop((line, lock));
+        assert_eq!(sh(&sandbox, "head -c 3000000 /dev/urandom > big; cat file").await, "kept\n");
+        let counted = sandbox.stats().await.unwrap().disk_bytes;
+        assert!(counted >= 3_000_000, "{counted}");
+        provider.destroy(&id).await.unwrap();
+        provider.settle().await;
     }
 
     #[tokio::test]

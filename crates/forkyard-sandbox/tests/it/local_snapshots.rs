@@ -275,6 +275,10 @@ async fn a_kill_during_a_snapshot_loses_nothing() {
         let (code, log) = sh(&sandbox, "cat log").await;
         let numbers: Vec<usize> = log.lines().map(|line| line.parse().unwrap()).collect();
         assert_eq!((code, &numbers), (0, &(0..numbers.len()).collect()));
+        // Whichever layer it writes to by now is the one that counts.
+        assert_eq!(sh(&sandbox, "head -c 3000000 /dev/urandom > big; sync").await.0, 0);
+        let used = sandbox.stats().await.unwrap().disk_bytes;
+        assert!(used >= 3_000_000, "{used}");
         let taken = snapshot(&sandbox, "after").await;
         assert_eq!(taken.mode, SnapshotMode::Sealed);
         assert_eq!(sh(&sandbox, "echo later >> log; echo later > file").await.0, 0);

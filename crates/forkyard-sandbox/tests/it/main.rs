@@ -15,6 +15,7 @@ mod local;
 mod local_disk;
 mod local_images;
 mod local_roots;
+mod local_scale;
 mod local_snapshots;
 mod local_sweep;
 mod machine;
