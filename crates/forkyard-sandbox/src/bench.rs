@@ -152,6 +152,7 @@ pub async fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new();
     let ours = single(&provider, options, &mut report).await?;
     snapshots(&provider, options, &mut report).await?;
+    offenders(&provider, options, &mut report).await?;
     burst(&provider, &mut report).await?;
     if options.alive > 0 {
         alive(&provider, options.alive, &mut report).await?;
@@ -280,6 +281,35 @@ async fn fork(
     provider.destroy(&id).await?;
     provider.remove_snapshot(&snapshot).await?;
     Ok((sealed, made))
+}
+
+/// By whichever means this user has: how long a command lives that passes a limit as soon as it can, and then stays there.
+async fn offenders(provider: &LocalProvider, options: &Options, report: &mut Report) -> Result<()> {
+    const MEMORY: (&str, &str) = ("a command past its memory limit ends", "tail /dev/zero");
+    const DISK: (&str, &str) =
+        ("a command past its disk limit ends", "rm -f f; head -c 24M /dev/zero > f || exit 9; sleep 600");
+    let mut spec = SandboxSpec::default();
+    spec.limits.memory_bytes = 32 << 20;
+    spec.limits.disk_bytes = 16 << 20;
+    let sandbox = provider.create(&name("offender", 0), Attempt(1), &spec).await?;
+    let mut times = Times::default();
+    for _ in 0..(options.rounds / 10).max(1) {
+        for (what, script) in [MEMORY, DISK] {
+            let start = Instant::now();
+            let (result, ..) = sandbox.exec(ExecRequest::shell(script)).await?.output().await?;
+            if result.exit_code == 0 {
+                return Err(failed(format!("nothing stopped {script:?}")));
+            }
+            times.add(what, start.elapsed());
+        }
+    }
+    provider.destroy(sandbox.id()).await?;
+    for (what, _) in [MEMORY, DISK] {
+        let slowest = times.slowest(what).as_secs_f64() * 1e3;
+        report.result(&format!("{what}, the slowest"), slowest, Unit::Ms, at_most(1000.0));
+    }
+    report.times(times);
+    Ok(())
 }
 
 async fn use_once(provider: LocalProvider, id: SandboxId) -> Result<()> {

@@ -122,6 +122,11 @@ impl Times {
         let known = self.0.iter().find(|(known, _)| known == name);
         known.map_or(Duration::ZERO, |(_, times)| p50(&mut times.clone()))
     }
+
+    pub fn slowest(&self, name: &str) -> Duration {
+        let known = self.0.iter().find(|(known, _)| known == name);
+        known.and_then(|(_, times)| times.iter().max()).copied().unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
