@@ -7,6 +7,7 @@
 //! - `forkyard-guest serve SOCKET`: pid 1 of a container; configuration comes from the environment variable `FORKYARD_GUEST`.
 //! - `forkyard-guest probe …`: the attack suite's attempts, from inside.
 //! - `forkyard-guest unpack FILE FOLDER`: the files of a snapshot, brought back as a command of the sandbox.
+//! - `forkyard-guest remove FOLDER`: on the host, what a sandbox may have made as hard to remove as it could.
 //! - `forkyard-guest connect SOCKET`: carries the protocol between its own stdio and the socket of `serve`.
 
 mod files;
@@ -29,10 +30,11 @@ fn main() -> std::process::ExitCode {
         ["serve", socket] => serve::container(socket),
         ["connect", socket] => relay::run(socket),
         ["unpack", archive, folder] => files::archive::unpack_command(archive, folder),
+        ["remove", folder] => files::tree::remove_command(folder),
         ["probe", attempt @ ..] => probe::run(attempt),
         _ => {
             eprintln!(
-                "usage: forkyard-guest zygote | trees | restack | serve SOCKET | connect SOCKET | unpack FILE FOLDER | probe …"
+                "usage: forkyard-guest zygote | trees | restack | serve SOCKET | connect SOCKET | unpack FILE FOLDER | remove FOLDER | probe …"
             );
             std::process::ExitCode::from(2)
         }

@@ -109,8 +109,14 @@ pub trait Provider: Send + Sync {
     /// Ok if it is gone already; children that use it keep working.
     async fn remove_snapshot(&self, id: &SnapshotId) -> Result<()>;
     async fn export_snapshot(&self, id: &SnapshotId, to: &Path) -> Result<()>;
-    /// The archive is hostile input.
-    async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo>;
+    /// The archive is hostile input. `image`: the one that it may start from, where archives only name theirs; None: the
+    /// provider's default.
+    async fn import_snapshot(
+        &self,
+        id: &SnapshotId,
+        from: &Path,
+        image: Option<&str>,
+    ) -> Result<SnapshotInfo>;
 
     /// Images that were prepared for sandboxes, that nobody has used for `age` (or for as long as the provider keeps them at
     /// least), and that neither a sandbox stands on nor a snapshot, if `without` were gone. With `remove` they go; the answer

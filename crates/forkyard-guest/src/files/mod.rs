@@ -15,6 +15,8 @@ pub mod tree;
 mod unpack;
 pub mod write;
 
+pub use resolve::close;
+
 use forkyard_guest::protocol::{Answer, Fault, MAX_CHUNK, Op};
 use rustix::io::Errno;
 

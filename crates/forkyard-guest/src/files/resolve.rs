@@ -1,9 +1,10 @@
 //! From a path to a descriptor.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::OnceLock;
 
 use forkyard_guest::protocol::Fault;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
 use rustix::io::Errno;
 use rustix::path::Arg;
 
@@ -13,6 +14,26 @@ use super::{FileError, Result, WORKSPACE};
 const MAX_PATH: usize = 4096;
 /// openat2 says EAGAIN when a rename races with it.
 const RACES: usize = 32;
+
+/// The mount that a container shares with the host.
+static CLOSED: OnceLock<u64> = OnceLock::new();
+
+/// From now on nobody asks for a file on that mount, by whatever path.
+pub fn close(dir: &OwnedFd) {
+    if let Some(mount) = mount_of(dir) {
+        let _ = CLOSED.set(mount);
+    }
+}
+
+/// None before kernel 5.8.
+fn mount_of(file: &OwnedFd) -> Option<u64> {
+    let seen = statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?;
+    StatxFlags::from_bits_retain(seen.stx_mask).contains(StatxFlags::MNT_ID).then_some(seen.stx_mnt_id)
+}
+
+fn is_closed(file: &OwnedFd) -> bool {
+    CLOSED.get().is_some_and(|closed| mount_of(file) == Some(*closed))
+}
 
 /// The path from the root, for a path that may be relative to the workspace.
 pub fn absolute(path: &str) -> Result<String> {
@@ -36,7 +57,7 @@ pub fn open_raw(full: impl Arg + Copy, flags: OFlags) -> rustix::io::Result<Owne
     for _ in 0..RACES {
         match openat2(CWD, full, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
             Err(Errno::AGAIN | Errno::INTR) => {}
-            Ok(file) if is_own(&file) => return Err(Errno::ACCESS),
+            Ok(file) if is_own(&file) || is_closed(&file) => return Err(Errno::ACCESS),
             other => return other,
         }
     }
@@ -88,6 +109,9 @@ pub fn make_dirs(shown: &str, dir: &str) -> Result<OwnedFd> {
             Err(e) => return Err(failed(e)),
         }
         at = openat2(at.as_fd(), part, flags, Mode::empty(), ResolveFlags::NO_MAGICLINKS).map_err(failed)?;
+        if is_closed(&at) {
+            return Err(failed(Errno::ACCESS));
+        }
     }
     Ok(at)
 }

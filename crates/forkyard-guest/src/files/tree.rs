@@ -317,6 +317,18 @@ pub fn remove(path: &str) -> Result<()> {
     remove_at(CWD, path)
 }
 
+/// The same as a program, for a folder of ours that somebody may have closed.
+pub fn remove_command(path: &str) -> std::process::ExitCode {
+    let _ = rustix::fs::chmod(path, Mode::RWXU);
+    match remove(path) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{}: {}", e.step, Errno::from_raw_os_error(e.errno));
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;

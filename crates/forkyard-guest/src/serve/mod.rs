@@ -24,6 +24,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use forkyard_guest::zygote::Watch;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use serde::Deserialize;
 
 pub use freezer::Freezer;
@@ -96,6 +97,31 @@ struct ContainerConfig {
     /// The folder that holds everything a command can fill, and how much it may hold.
     #[serde(default)]
     disk: Option<(String, u64)>,
+    /// Folders of the host, by where they are mounted: device and inode of what the host has checked.
+    #[serde(default)]
+    volumes: Vec<(String, u64, u64)>,
+}
+
+/// The engine follows paths of the host anew, and whoever could write there may have put a link in the place of a folder.
+fn check_volumes(volumes: &[(String, u64, u64)]) -> Result<(), String> {
+    for (path, device, inode) in volumes {
+        match rustix::fs::stat(path.as_str()) {
+            Ok(seen) if (seen.st_dev, seen.st_ino) == (*device, *inode) => {}
+            _ => {
+                return Err(format!(
+                    "what is mounted at {path} is another folder than the one that was named"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The folder that the socket lies in, which is the host's: an image that has links on the way there would have it elsewhere.
+fn open_shared(socket: &Path) -> rustix::io::Result<OwnedFd> {
+    let dir = socket.parent().unwrap_or(Path::new("/"));
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat2(CWD, dir, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
 }
 
 /// Never more than was left when it was started, except for who asked for less than an engine takes to start it.
@@ -129,6 +155,13 @@ pub fn container(socket: &str) -> ExitCode {
     if let Err(e) = crate::sys::seccomp::install(&crate::sys::seccomp::program()) {
         return fail(format!("seccomp: {e}"));
     }
+    match open_shared(Path::new(socket)) {
+        Ok(shared) => crate::files::close(&shared),
+        Err(e) => return fail(format!("the image has something in the way of {socket}: {e}")),
+    }
+    if let Err(e) = check_volumes(&config.volumes) {
+        return fail(e);
+    }
     let _ = std::fs::remove_file(socket);
     let listener = match std::os::unix::net::UnixListener::bind(socket) {
         Ok(listener) => listener,
@@ -139,8 +172,8 @@ pub fn container(socket: &str) -> ExitCode {
         Err(e) => return fail(format!("proxy socket: {e}")),
     };
     let open_dir = |path: &str| {
-        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, Mode::empty())
     };
     let upper = match config.disk.as_ref().map(|(path, _)| open_dir(path)).transpose() {
         Ok(upper) => upper,

@@ -217,9 +217,9 @@ async fn archives_that_are_not(ctx: &Ctx) -> CaseResult {
     let name = || forkyard_core::SnapshotId::new(ctx.id().as_str()).map_err(|e| Failed::new(e.to_string()));
     for rubbish in [&b""[..], b"{}\n", b"rubbish", &[0; 100_000]] {
         std::fs::write(&path, rubbish)?;
-        typed("rubbish", ctx.provider.import_snapshot(&name()?, &path).await, &[ErrorKind::Invalid])?;
+        typed("rubbish", ctx.provider.import_snapshot(&name()?, &path, None).await, &[ErrorKind::Invalid])?;
     }
-    let missing = ctx.provider.import_snapshot(&name()?, &dir.path().join("missing")).await;
+    let missing = ctx.provider.import_snapshot(&name()?, &dir.path().join("missing"), None).await;
     typed("a missing archive", missing, &[ErrorKind::NotFound])?;
     let unknown = SandboxSpec { root: Root::Snapshot(name()?), ..ctx.spec.clone() };
     refused(ctx, "an unknown snapshot", &unknown, &[ErrorKind::NotFound]).await?;

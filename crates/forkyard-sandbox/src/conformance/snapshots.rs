@@ -109,7 +109,7 @@ async fn many_snapshots_of_one_sandbox(ctx: &Ctx) -> CaseResult {
     let dir = tempfile::tempdir()?;
     let (archive, again) = (dir.path().join("archive"), name(ctx));
     ctx.provider.export_snapshot(&names[COUNT - 1], &archive).await?;
-    ctx.provider.import_snapshot(&again, &archive).await?;
+    ctx.provider.import_snapshot(&again, &archive, None).await?;
     let child = ctx.sandbox_with(&child_of(ctx, &again)).await?;
     ensure_eq!(sh(&child, "cat same; ls d").await?.out, format!("{0}\n{0}\n", COUNT - 1));
     names.push(again);
@@ -142,7 +142,7 @@ async fn export_and_import(ctx: &Ctx) -> CaseResult {
     // Whoever keeps layers writes only what they hold; others write whole files, and pack them.
     let bound = if ctx.provider.capabilities().fork == ForkCost::Constant { 64 << 10 } else { 256 << 20 };
     ensure!(added < bound, "holes were written out: {added} bytes for a few names");
-    ctx.provider.import_snapshot(&to, &archive).await?;
+    ctx.provider.import_snapshot(&to, &archive, None).await?;
     let child = ctx.sandbox_with(&child_of(ctx, &to)).await?;
     let look = "cd /workspace; ls -lA --time-style=+%s . d d/e; stat -c %h hard; od -c hard; ls /etc/fonts";
     let (want, got) = (sh(&sandbox, look).await?, sh(&child, look).await?);
@@ -151,10 +151,10 @@ async fn export_and_import(ctx: &Ctx) -> CaseResult {
     for broken in [&bytes[..bytes.len() / 2], b"", b"{}\n", &bytes[..bytes.len() - 1]] {
         let path = dir.path().join("broken");
         std::fs::write(&path, broken).map_err(|e| super::Failed::new(e.to_string()))?;
-        let refused = ctx.provider.import_snapshot(&name(ctx), &path).await.err();
+        let refused = ctx.provider.import_snapshot(&name(ctx), &path, None).await.err();
         ensure_eq!(refused.map(|e| e.kind), Some(ErrorKind::Invalid));
     }
-    let missing = ctx.provider.import_snapshot(&name(ctx), &dir.path().join("missing")).await.err();
+    let missing = ctx.provider.import_snapshot(&name(ctx), &dir.path().join("missing"), None).await.err();
     ensure_eq!(missing.map(|e| e.kind), Some(ErrorKind::NotFound));
     for snapshot in [&from, &to] {
         ctx.provider.remove_snapshot(snapshot).await?;

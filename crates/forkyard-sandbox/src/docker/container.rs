@@ -1,15 +1,17 @@
 //! From a specification to the engine's terms: pure, so that what hardens a container can be read and tested in one place.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bollard::models::{
-    ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, Mount, MountType, MountVolumeOptions,
-    ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
+    ContainerCreateBody, ContainerSummary, HealthConfig, HostConfig, HostConfigLogConfig, Mount,
+    MountTmpfsOptions, MountType, MountVolumeOptions, ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 use forkyard_core::SandboxId;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat2};
 
+use super::image::Prepared;
 use super::record::{Record, SOCKET_NAME};
 use super::warm::WARM_LABEL;
 use crate::{
@@ -79,6 +81,26 @@ pub struct Shared {
 
 pub fn name(owner: &str, id: &SandboxId) -> String {
     format!("forkyard-{owner}-{id}")
+}
+
+/// Of one that is only made to put a layer on an image. No id has a dash.
+pub fn preparing(owner: &str, unique: &str) -> String {
+    format!("{}{unique}", preparing_prefix(owner))
+}
+
+fn preparing_prefix(owner: &str) -> String {
+    format!("forkyard-{owner}-prepare-")
+}
+
+/// An image's labels are its containers' too, and its maker's word: what is ours has one of our names.
+pub fn is_ours(owner: &str, container: &ContainerSummary) -> bool {
+    let label = container.labels.as_ref().and_then(|labels| labels.get(LABEL_ID)).map_or("", String::as_str);
+    let named = |name: &str| match SandboxId::new(label) {
+        Ok(id) => name == self::name(owner, &id),
+        Err(_) => label.is_empty() && name.starts_with(&preparing_prefix(owner)),
+    };
+    let names = container.names.iter().flatten();
+    names.into_iter().any(|name| named(name.trim_start_matches('/')))
 }
 
 /// A per-sandbox volume, by its short name.
@@ -192,6 +214,21 @@ struct GuestConfig<'a> {
     env: &'a BTreeMap<String, String>,
     proxy_port: Option<u16>,
     disk: (&'a str, u64),
+    volumes: Vec<(&'a str, u64, u64)>,
+}
+
+/// Device and inode of a folder that was checked, by where it is mounted. The engine follows links when it mounts it, later, and a
+/// sandbox that may write around it could have put one there: the guest looks whether it got the same.
+fn identity(volume: &Volume) -> Result<(&str, u64, u64)> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let path = &volume.host_path;
+    openat2(CWD, path.as_str(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+        .and_then(fstat)
+        .map(|seen| (volume.path.as_str(), seen.st_dev, seen.st_ino))
+        .map_err(|e| {
+            let message = format!("volumes: {path} is no longer the folder that it was: {e}");
+            SandboxError::new(ErrorKind::Denied, message).hint("put the folder back in its place")
+        })
 }
 
 /// `env`: for commands, complete.
@@ -199,7 +236,7 @@ pub fn body(
     owner: &str,
     record: &Record,
     info: &SandboxInfo,
-    image: &str,
+    image: &Prepared,
     user: (u32, u32),
     env: &BTreeMap<String, String>,
     shared: &Shared,
@@ -213,6 +250,7 @@ pub fn body(
         env,
         proxy_port: Some(crate::PROXY_ADDRESS.port()),
         disk: (VOLUMES_PATH, spec.limits.disk_bytes),
+        volumes: spec.volumes.iter().map(identity).collect::<Result<_>>()?,
     };
     let json = |value: serde_json::Result<String>| {
         value.map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("specification: {e}")))
@@ -247,7 +285,7 @@ pub fn body(
         masked_paths: Some(MASKED.map(String::from).to_vec()),
         // Open files stay at the engine's own limit: a higher one may be refused by the host.
         ulimits: Some(vec![ulimit("core", 0)]),
-        mounts: Some(mounts(owner, record, shared)),
+        mounts: Some(mounts(owner, record, image, shared, scratch)),
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".into()),
             config: Some(HashMap::from([
@@ -262,7 +300,7 @@ pub fn body(
         ..Default::default()
     };
     Ok(ContainerCreateBody {
-        image: Some(image.to_string()),
+        image: Some(image.id.clone()),
         user: Some(format!("{}:{}", user.0, user.1)),
         entrypoint: Some(vec![GUEST_PATH.into(), "serve".into(), format!("{RUN_PATH}/{SOCKET_NAME}")]),
         cmd: Some(Vec::new()),
@@ -283,7 +321,7 @@ fn ulimit(name: &str, value: i64) -> ResourcesUlimits {
     ResourcesUlimits { name: Some(name.into()), soft: Some(value), hard: Some(value) }
 }
 
-fn mounts(owner: &str, record: &Record, shared: &Shared) -> Vec<Mount> {
+fn mounts(owner: &str, record: &Record, image: &Prepared, shared: &Shared, scratch: u64) -> Vec<Mount> {
     let bind = |source: &str, target: &str, read_only: bool| Mount {
         typ: Some(MountType::BIND),
         source: Some(source.to_string()),
@@ -317,6 +355,20 @@ fn mounts(owner: &str, record: &Record, shared: &Shared) -> Vec<Mount> {
     mounts.extend(shared.from.iter().map(|from| bind(from, FROM_PATH, true)));
     mounts.extend(shared.files.iter().map(|(source, target)| bind(source, target, true)));
     mounts.extend(record.spec.volumes.iter().map(|v| bind(&v.host_path, &v.path, !v.writable)));
+    // What an image calls a volume would be a folder of the engine's disk that nobody measures.
+    let covered: BTreeSet<_> = mounts.iter().filter_map(|mount| mount.target.clone()).collect();
+    let free =
+        image.volumes.iter().filter(|dir| !covered.contains(*dir) && !SCRATCH_DIRS.contains(&dir.as_str()));
+    mounts.extend(free.map(|dir| Mount {
+        typ: Some(MountType::TMPFS),
+        target: Some(dir.clone()),
+        tmpfs_options: Some(MountTmpfsOptions {
+            size_bytes: i64::try_from(scratch).ok(),
+            mode: Some(0o1777),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }));
     mounts
 }
 

@@ -4,8 +4,8 @@
 //! /workspace and /home/user owned by the sandbox's user and that user in /etc/passwd; it is kept under a tag of our own and
 //! shared by all sandboxes.
 
-use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use bollard::models::{ContainerConfig, ContainerCreateBody};
@@ -13,20 +13,25 @@ use bollard::query_parameters::{
     CommitContainerOptionsBuilder, CreateContainerOptionsBuilder, CreateImageOptionsBuilder,
     DownloadFromContainerOptionsBuilder, ImportImageOptionsBuilder, ListContainersOptionsBuilder,
     ListImagesOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
-    UploadToContainerOptionsBuilder,
+    TagImageOptionsBuilder, UploadToContainerOptionsBuilder,
 };
 use bollard::{Docker, body_full};
 use futures::StreamExt;
 
 use super::archive::{Parts, single_file};
-use super::container::{HOME_DIR, LABEL_MAKER, LABEL_OWNER, WORKSPACE};
+use super::container::{self, HOME_DIR, LABEL_ID, LABEL_INFO, LABEL_MAKER, LABEL_OWNER, WORKSPACE};
 use super::engine::{gone_is_ok, is_conflict, is_missing, translate};
+use super::lifecycle::token;
 use super::record::{Home, digest, maker};
 use crate::{ErrorKind, Result, Root, SandboxError};
 
 /// Raised when the layer on top changes.
 const PREPARED_VERSION: u32 = 1;
 const PREPARED_REPO: &str = "forkyard-prepared";
+/// Names that archives bring are not kept; this keeps their images.
+const LOADED_REPO: &str = "forkyard-loaded";
+/// Each is a mount of its own; images name one or two.
+const MAX_IMAGE_VOLUMES: usize = 32;
 /// A prepared image that was not used for so long is made again when it is wanted: that takes about a second.
 const KEEP_UNUSED: Duration = Duration::from_secs(24 * 3600);
 /// Of /etc/passwd and /etc/group.
@@ -37,18 +42,19 @@ const LOADED: [&str; 2] = ["Loaded image: ", "Loaded image ID: "];
 /// An image that sandboxes can start from.
 #[derive(Clone)]
 pub struct Prepared {
-    /// Its own tag.
-    pub tag: String,
+    pub id: String,
     /// Variables that the image sets.
     pub env: Vec<String>,
+    /// Folders that it says are volumes.
+    pub volumes: Vec<String>,
 }
 
 /// What a root names, as the engine's image reference. Archives are loaded on the way.
-pub async fn reference(docker: &Docker, root: &Root, default: &str) -> Result<String> {
+pub async fn reference(docker: &Docker, home: &Home, root: &Root, default: &str) -> Result<String> {
     match root {
         Root::Default => Ok(default.to_string()),
         Root::Image(image) => match image.split_once(':') {
-            Some(("archive", path)) => load(docker, Path::new(path)).await,
+            Some(("archive", path)) => load(docker, home, Path::new(path)).await,
             Some(("oci", _)) => {
                 Err(SandboxError::new(ErrorKind::Unsupported, "the Docker provider can't read an OCI layout")
                     .hint("use an archive (docker save) or a registry reference, or the local provider"))
@@ -64,7 +70,9 @@ pub async fn reference(docker: &Docker, root: &Root, default: &str) -> Result<St
     }
 }
 
-async fn load(docker: &Docker, path: &Path) -> Result<String> {
+/// The archive is hostile: it may say that it is an image that somebody relies on. All names that it brings are put back as
+/// they were, and its own image is known by its id.
+async fn load(docker: &Docker, home: &Home, path: &Path) -> Result<String> {
     let shown = path.display().to_string();
     let invalid =
         |what: String| SandboxError::new(ErrorKind::Invalid, format!("image archive {shown}: {what}"));
@@ -78,20 +86,61 @@ async fn load(docker: &Docker, path: &Path) -> Result<String> {
         }
         _ => invalid(e.to_string()),
     })?;
+    let before = names(docker).await?;
     let bytes = tokio_util::io::ReaderStream::new(file);
     let options = ImportImageOptionsBuilder::default().quiet(true).build();
     let mut answers = Box::pin(docker.import_image_stream(options, bytes, None));
-    let mut name = None;
+    let mut loaded = Vec::new();
+    let mut failed = None;
     while let Some(answer) = answers.next().await {
-        let answer = answer.map_err(|e| invalid(e.to_string()))?;
-        let said = answer.stream.unwrap_or_default();
-        for prefix in LOADED {
-            if let Some(rest) = said.strip_prefix(prefix) {
-                name = Some(rest.trim().to_string());
+        match answer {
+            Ok(answer) => {
+                let said = answer.stream.unwrap_or_default();
+                let names = said.lines().filter_map(|line| LOADED.iter().find_map(|p| line.strip_prefix(p)));
+                loaded.extend(names.map(|name| name.trim().to_string()));
             }
+            Err(e) => failed = failed.or(Some(invalid(e.to_string()))),
         }
     }
-    name.ok_or_else(|| invalid("the engine found no image in it".into()).hint("make it with docker save"))
+    let now = names(docker).await?;
+    let mut id = None;
+    for name in &loaded {
+        let new = now.get(name).unwrap_or(name);
+        let digest = digest(new.as_bytes());
+        home.use_image(&digest)?;
+        tag(docker, new, LOADED_REPO, &digest).await?;
+        match before.get(name) {
+            Some(old) if old != new => {
+                let (repo, version) = name.rsplit_once(':').unwrap_or((name, "latest"));
+                tag(docker, old, repo, version).await?;
+            }
+            None if now.contains_key(name) => {
+                let options = RemoveImageOptionsBuilder::default().noprune(true).build();
+                docker.remove_image(name, Some(options), None).await.map_err(|e| translate(name, &e))?;
+            }
+            Some(_) | None => {}
+        }
+        id = Some(new.clone());
+    }
+    match (failed, id) {
+        (Some(error), _) => Err(error),
+        (None, Some(id)) => Ok(id),
+        (None, None) => {
+            Err(invalid("the engine found no image in it".into()).hint("make it with docker save"))
+        }
+    }
+}
+
+/// What the engine knows images by.
+async fn names(docker: &Docker) -> Result<BTreeMap<String, String>> {
+    let options = ListImagesOptionsBuilder::default().build();
+    let images = docker.list_images(Some(options)).await.map_err(|e| translate("images", &e))?;
+    Ok(images.into_iter().flat_map(|i| i.repo_tags.into_iter().map(move |tag| (tag, i.id.clone()))).collect())
+}
+
+async fn tag(docker: &Docker, id: &str, repo: &str, version: &str) -> Result<()> {
+    let options = TagImageOptionsBuilder::default().repo(repo).tag(version).build();
+    docker.tag_image(id, Some(options)).await.map_err(|e| translate(id, &e))
 }
 
 /// The image with our layer on top; pulled and made if it is not there.
@@ -110,49 +159,76 @@ pub async fn prepare(
         }
         Err(fault) => return Err(translate(image, &fault)),
     };
-    let env = found.config.and_then(|c| c.env).unwrap_or_default();
-    let id = found.id.unwrap_or_else(|| image.to_string());
-    let name = digest(format!("{PREPARED_VERSION} {id} {} {}", user.0, user.1).as_bytes());
+    let config = found.config.unwrap_or_default();
+    let (env, volumes) = (config.env.unwrap_or_default(), volumes(&config.volumes.unwrap_or_default())?);
+    let base = found.id.unwrap_or_else(|| image.to_string());
+    let name = digest(format!("{PREPARED_VERSION} {base} {} {}", user.0, user.1).as_bytes());
     // Before it is looked for: from now on no sweep takes it away.
-    home.use_image(&name)?;
-    let tag = format!("{PREPARED_REPO}:{name}");
-    match docker.inspect_image(&tag).await {
-        Ok(_) => return Ok(Prepared { tag, env }),
-        Err(fault) if is_missing(&fault) => {}
-        Err(fault) => return Err(translate(image, &fault)),
+    if let Some(id) = home.use_image(&name)? {
+        match docker.inspect_image(&id).await {
+            Ok(_) => return Ok(Prepared { id, env, volumes }),
+            Err(fault) if is_missing(&fault) => {}
+            Err(fault) => return Err(translate(image, &fault)),
+        }
     }
     let body = ContainerCreateBody {
-        image: Some(id),
+        image: Some(base),
         // Never started; the engine wants a command all the same.
         entrypoint: Some(vec!["/".into()]),
+        // All of ours: an image's own would make it somebody's sandbox.
         labels: Some(
-            [(LABEL_OWNER.to_string(), owner.to_string()), (LABEL_MAKER.to_string(), maker())].into(),
+            [(LABEL_OWNER, owner), (LABEL_MAKER, &maker()), (LABEL_ID, ""), (LABEL_INFO, "")]
+                .map(|(key, value)| (key.to_string(), value.to_string()))
+                .into(),
         ),
         ..Default::default()
     };
-    let options = CreateContainerOptionsBuilder::default().build();
+    let options =
+        CreateContainerOptionsBuilder::default().name(&container::preparing(owner, &token()?)).build();
     let container = docker.create_container(Some(options), body).await.map_err(|e| translate(image, &e))?.id;
-    let made = add_layer(docker, &container, &tag, user).await;
+    let made = add_layer(docker, &container, &name, user).await;
     let remove = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
     let removed = gone_is_ok(image, docker.remove_container(&container, Some(remove)).await);
-    made?;
+    let id = made?;
     removed?;
-    Ok(Prepared { tag, env })
+    home.made_image(&name, &id)?;
+    Ok(Prepared { id, env, volumes })
 }
 
-/// Tags of prepared images that nobody has used for a while and that no container stands on.
+/// As the engine will have them.
+fn volumes(named: &[String]) -> Result<Vec<String>> {
+    if named.len() > MAX_IMAGE_VOLUMES {
+        let what = format!("the image names {} volumes, at most {MAX_IMAGE_VOLUMES} are taken", named.len());
+        return Err(SandboxError::new(ErrorKind::Invalid, what).hint("use an image that names fewer"));
+    }
+    let plain = |path: &String| {
+        let mut plain = PathBuf::from("/");
+        for part in Path::new(path).components() {
+            match part {
+                Component::Normal(part) => plain.push(part),
+                Component::ParentDir => _ = plain.pop(),
+                Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+            }
+        }
+        plain.display().to_string()
+    };
+    Ok(named.iter().map(plain).collect::<BTreeSet<_>>().into_iter().collect())
+}
+
+/// Tags of images that we loaded or prepared, that nobody has used for a while and that no container stands on.
 pub async fn unused(docker: &Docker, home: &Home, age: Duration) -> Result<Vec<String>> {
     let options = ListContainersOptionsBuilder::default().all(true).build();
     let containers = docker.list_containers(Some(options)).await.map_err(|e| translate("containers", &e))?;
     let in_use: BTreeSet<String> = containers.into_iter().filter_map(|c| c.image_id).collect();
-    let filters = HashMap::from([("reference".to_string(), vec![PREPARED_REPO.to_string()])]);
+    let repos = [PREPARED_REPO, LOADED_REPO];
+    let filters = HashMap::from([("reference".to_string(), repos.map(String::from).to_vec())]);
     let options = ListImagesOptionsBuilder::default().filters(&filters).build();
     let found = docker.list_images(Some(options)).await.map_err(|e| translate("images", &e))?;
     let mut unused = Vec::new();
     for image in found.into_iter().filter(|image| !in_use.contains(&image.id)) {
         let made = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(image.created).unwrap_or(0));
         for tag in &image.repo_tags {
-            let Some(digest) = tag.strip_prefix(PREPARED_REPO).and_then(|rest| rest.strip_prefix(':')) else {
+            let Some((_, digest)) = tag.split_once(':').filter(|(repo, _)| repos.contains(repo)) else {
                 continue;
             };
             let used = home.image_used(digest).unwrap_or(made);
@@ -212,7 +288,8 @@ async fn pull(docker: &Docker, image: &str) -> Result<()> {
     Ok(())
 }
 
-async fn add_layer(docker: &Docker, container: &str, tag: &str, (uid, gid): (u32, u32)) -> Result<()> {
+/// Returns the image's id.
+async fn add_layer(docker: &Docker, container: &str, name: &str, (uid, gid): (u32, u32)) -> Result<String> {
     let broken = |e: std::io::Error| SandboxError::new(ErrorKind::Unavailable, format!("image layer: {e}"));
     let passwd = account_file(docker, container, "/etc/passwd").await?;
     let group = account_file(docker, container, "/etc/group").await?;
@@ -239,13 +316,10 @@ async fn add_layer(docker: &Docker, container: &str, tag: &str, (uid, gid): (u32
         .upload_to_container(container, Some(options), body_full(data.into()))
         .await
         .map_err(|e| translate("image layer", &e))?;
-    let (repo, name) = tag.split_once(':').unwrap_or((tag, "latest"));
-    let options = CommitContainerOptionsBuilder::default().container(container).repo(repo).tag(name).build();
-    docker
-        .commit_container(options, ContainerConfig::default())
-        .await
-        .map_err(|e| translate("image layer", &e))?;
-    Ok(())
+    let options = CommitContainerOptionsBuilder::default();
+    let options = options.container(container).repo(PREPARED_REPO).tag(name).build();
+    let made = docker.commit_container(options, ContainerConfig::default()).await;
+    Ok(made.map_err(|e| translate("image layer", &e))?.id)
 }
 
 /// Empty if the image has none.

@@ -26,7 +26,7 @@ use futures::StreamExt;
 
 use super::container::{self, FROM_PATH, GUEST_PATH, LABEL_ID, LABEL_INFO, LABEL_MAKER, VOLUMES};
 use super::engine::{gone_is_ok, is_conflict, is_missing, translate};
-use super::image;
+use super::image::{self, Prepared};
 use super::record::{self, Record, SOCKET_NAME};
 use super::sandbox::DockerSandbox;
 use super::warm::WARM_LABEL;
@@ -133,18 +133,21 @@ impl Inner {
         let volumes = container::volumes(spec, &self.private, &self.files)?;
         container::check_writable(&volumes, self.user)?;
         let spec = &SandboxSpec { volumes, ..spec.clone() };
-        let (image, from) = match &spec.root {
-            Root::Snapshot(snapshot) => {
-                let record = self.home.read_snapshot(snapshot)?.ok_or_else(|| {
-                    SandboxError::new(ErrorKind::NotFound, format!("no snapshot {snapshot} on this host"))
-                })?;
-                (record.image, Some(snapshot.clone()))
-            }
-            root => (image::reference(&self.docker, root, &self.image).await?, None),
-        };
-        let prepared = {
+        let (image, from, prepared) = {
+            // One at a time, also what comes of an archive: while it is loaded, names may mean other images.
             let _one = self.preparing.lock().await;
-            image::prepare(&self.docker, &self.home, &self.owner, &image, self.user).await?
+            let (image, from) = match &spec.root {
+                Root::Snapshot(snapshot) => {
+                    let record = self.home.read_snapshot(snapshot)?.ok_or_else(|| {
+                        let what = format!("no snapshot {snapshot} on this host");
+                        SandboxError::new(ErrorKind::NotFound, what)
+                    })?;
+                    (record.image, Some(snapshot.clone()))
+                }
+                root => (image::reference(&self.docker, &self.home, root, &self.image).await?, None),
+            };
+            let prepared = image::prepare(&self.docker, &self.home, &self.owner, &image, self.user).await?;
+            (image, from, prepared)
         };
         let kind = self.kind(&prepared, &image, spec);
         let created_at = now();
@@ -174,7 +177,7 @@ impl Inner {
                 None => {
                     self.home.make(&record, self.user.0, self.user.1)?;
                     let offered = from.as_ref().map(|snapshot| self.offer(id, snapshot)).transpose()?;
-                    self.make(&record, &prepared.tag, &env, offered).await?;
+                    self.make(&record, &prepared, &env, offered).await?;
                     self.run(&record).await?
                 }
             };
@@ -216,7 +219,7 @@ impl Inner {
     pub(super) async fn make(
         &self,
         record: &Record,
-        image: &str,
+        image: &Prepared,
         env: &BTreeMap<String, String>,
         from: Option<PathBuf>,
     ) -> Result<()> {
@@ -294,11 +297,13 @@ impl Inner {
             }
             if self.look(&record.id).await? != Found::Running {
                 let words = self.last_words(&record.id).await;
-                return Err(SandboxError::new(
-                    ErrorKind::Unavailable,
-                    format!("the guest of sandbox {} did not start: {words}", record.id),
-                )
-                .hint("is the image for this machine's architecture?"));
+                let what = format!("the guest of sandbox {} did not start: {words}", record.id);
+                return Err(SandboxError::new(ErrorKind::Unavailable, what).hint(match words.is_empty() {
+                    true => "is the image for this machine's architecture?",
+                    false => {
+                        "if that is a volume's folder, put it back; if it is the image's, use another image"
+                    }
+                }));
             }
             if begin.elapsed() > GUEST_WITHIN {
                 return Err(SandboxError::new(
@@ -392,7 +397,10 @@ impl Inner {
     pub(super) async fn containers(&self) -> Result<Vec<ContainerSummary>> {
         let filters = container::owner_filter(&self.owner);
         let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
-        self.docker.list_containers(Some(options)).await.map_err(|e| translate("list", &e))
+        let mut found =
+            self.docker.list_containers(Some(options)).await.map_err(|e| translate("list", &e))?;
+        found.retain(|found| container::is_ours(&self.owner, found));
+        Ok(found)
     }
 
     /// None: not a sandbox, or one that is being removed.
@@ -500,7 +508,9 @@ impl Inner {
                 }
                 done => {
                     done.map_err(|e| translate(&self.container(id), &e))?;
-                    return self.home.remove(id);
+                    let (home, id) = (self.home.clone(), id.clone());
+                    let removed = tokio::task::spawn_blocking(move || home.remove(&id)).await;
+                    return removed.map_err(|e| SandboxError::new(ErrorKind::Unavailable, e.to_string()))?;
                 }
             }
         }

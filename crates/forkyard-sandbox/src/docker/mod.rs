@@ -113,7 +113,7 @@ impl DockerProvider {
             .into_iter()
             .map(|(path, inside)| Ok((utf8(&path)?, inside)))
             .collect::<Result<_>>()?;
-        let guest = utf8(&home.guest(crate::local::GUEST)?)?;
+        let guest = utf8(&home.guest()?)?;
         // SAFETY: getegid and geteuid take nothing and can't fail.
         let user = if record::is_root() { ROOTS_USER } else { unsafe { (libc::geteuid(), libc::getegid()) } };
         let socket = socket_path(options.host.as_deref()).map(Path::to_path_buf);
@@ -198,8 +198,14 @@ impl Provider for DockerProvider {
     async fn export_snapshot(&self, id: &SnapshotId, to: &Path) -> Result<()> {
         snapshot::export(&self.inner.home, id, to).await
     }
-    async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
-        let made = snapshot::import(&self.inner.home, id, from).await;
+    async fn import_snapshot(
+        &self,
+        id: &SnapshotId,
+        from: &Path,
+        image: Option<&str>,
+    ) -> Result<SnapshotInfo> {
+        let image = image.unwrap_or(&self.inner.image);
+        let made = snapshot::import(&self.inner.home, id, from, image).await;
         made.map_err(|e| e.or_hint("import what `export` wrote, whole and unchanged"))
     }
     async fn unused_images(

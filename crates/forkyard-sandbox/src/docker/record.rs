@@ -7,12 +7,15 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::error::FULL_HINT;
+use crate::local::GUEST;
 use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, SnapshotInfo, born};
 
 /// The guest's socket, inside the sandbox's run folder.
@@ -204,10 +207,11 @@ impl Home {
     }
 
     /// The guest program, once for all sandboxes; its name changes with its content.
-    pub fn guest(&self, program: &[u8]) -> Result<PathBuf> {
-        let path = self.0.join("shared").join(format!("guest-{}", digest(program)));
+    pub fn guest(&self) -> Result<PathBuf> {
+        static DIGEST: LazyLock<String> = LazyLock::new(|| digest(GUEST));
+        let path = self.0.join("shared").join(format!("guest-{}", *DIGEST));
         if !path.exists() {
-            self.put(&path, program, 0o755)?;
+            self.put(&path, GUEST, 0o755)?;
         }
         Ok(path)
     }
@@ -274,8 +278,28 @@ impl Home {
     /// Ok if it is gone already. A link goes last: it leads to what is left of the rest.
     pub fn remove(&self, id: &SandboxId) -> Result<()> {
         let made_as = self.made_as(id);
-        remove_folder(&self.sandbox(&made_as))?;
+        self.remove_folder(&self.sandbox(&made_as))?;
         if made_as == *id { Ok(()) } else { gone(&self.sandbox(id)) }
+    }
+
+    /// Ok if it is gone already.
+    fn remove_folder(&self, path: &Path) -> Result<()> {
+        let shared = path.join(RUN_NAME);
+        if fs::symlink_metadata(&shared).is_ok_and(|meta| meta.is_dir()) {
+            // Where commands are the same user they may have written there: closed folders, or deeper ones than a call of
+            // functions within each other goes.
+            let guest = self.guest()?;
+            let done = Command::new(&guest).arg("remove").arg(&shared).stdin(Stdio::null()).output();
+            let done = done.map_err(failed(&guest))?;
+            if !done.status.success() {
+                let said = String::from_utf8_lossy(&done.stderr).trim().to_string();
+                return Err(failed(&shared)(io::Error::other(said)));
+            }
+        }
+        match fs::remove_dir_all(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(path)(e)),
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 
     /// Every sandbox that has a folder, whether the engine knows it or not.
@@ -346,16 +370,26 @@ impl Home {
             for name in names(&dir, Some)? {
                 let maker = name.strip_prefix(STAGING).and_then(|rest| rest.split_once('-'));
                 if maker.is_some_and(|(maker, _)| !is_at_work(maker)) {
-                    remove_folder(&dir.join(name))?;
+                    self.remove_folder(&dir.join(name))?;
                 }
             }
         }
         Ok(())
     }
 
-    /// A prepared image is about to be used.
-    pub fn use_image(&self, digest: &str) -> Result<()> {
-        self.put(&self.image(digest), b"", 0o600)
+    /// It is used now. Which image of the engine's it is, as we made it: a tag can be moved by whoever loads an archive.
+    pub fn use_image(&self, digest: &str) -> Result<Option<String>> {
+        let path = self.image(digest);
+        let id = match fs::read_to_string(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+            read => read.map_err(failed(&path))?,
+        };
+        self.put(&path, id.as_bytes(), 0o600)?;
+        Ok(Some(id).filter(|id| !id.is_empty()))
+    }
+
+    pub fn made_image(&self, digest: &str, id: &str) -> Result<()> {
+        self.put(&self.image(digest), id.as_bytes(), 0o600)
     }
 
     /// When it was last used from here; None if it never was.
@@ -395,19 +429,6 @@ fn own(run: &Path, uid: u32, gid: u32, mode: u32) -> Result<()> {
         fs::set_permissions(run, fs::Permissions::from_mode(mode)).map_err(failed(run))?;
     }
     Ok(())
-}
-
-/// Ok if it is gone already.
-fn remove_folder(path: &Path) -> Result<()> {
-    // Where commands are the same user, they can close the folder that they share with us.
-    let shared = path.join(RUN_NAME);
-    if fs::symlink_metadata(&shared).is_ok_and(|meta| meta.is_dir()) {
-        fs::set_permissions(&shared, fs::Permissions::from_mode(0o700)).map_err(failed(&shared))?;
-    }
-    match fs::remove_dir_all(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed(path)(e)),
-        Ok(()) | Err(_) => Ok(()),
-    }
 }
 
 /// Ok if it is gone already.

@@ -186,14 +186,15 @@ pub async fn export(home: &Home, id: &SnapshotId, to: &Path) -> Result<()> {
     blocking(write).await.map_err(failed(&format!("export of snapshot {id}")))
 }
 
-/// The archive is hostile: every frame of it is looked at before it is kept.
-pub async fn import(home: &Home, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
+/// The archive is hostile: every frame of it is looked at before it is kept. So is the image that it names: commands would see all
+/// that it holds, and its registry would be asked for it.
+pub async fn import(home: &Home, id: &SnapshotId, from: &Path, image: &str) -> Result<SnapshotInfo> {
     if let Some(record) = home.read_snapshot(id)? {
         return Ok(record.info);
     }
     let what = format!("import of {}", from.display());
     let staging = Staging::new(home, id).map_err(failed(&what))?;
-    let (id, from) = (id.clone(), from.to_path_buf());
+    let (id, from, allowed) = (id.clone(), from.to_path_buf(), image.to_string());
     let read = move || {
         let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_string());
         let mut archive = BufReader::new(File::open(from)?);
@@ -208,6 +209,9 @@ pub async fn import(home: &Home, id: &SnapshotId, from: &Path) -> Result<Snapsho
         if record.image.is_empty() || record.image.len() > MAX_IMAGE_LEN || !record.image.chars().all(plain) {
             return Err(bad("its image reference is not one"));
         }
+        if record.image != allowed {
+            return Ok(Err(record.image));
+        }
         let mut bytes = 0;
         for (_, short) in VOLUMES {
             let mut to = BufWriter::new(File::create(staging.dir.path().join(file_name(short)))?);
@@ -220,7 +224,13 @@ pub async fn import(home: &Home, id: &SnapshotId, from: &Path) -> Result<Snapsho
         record.info.id = id;
         record.info.bytes = Some(bytes);
         staging.commit(&record)?;
-        Ok(record.info)
+        Ok(Ok(record.info))
     };
-    blocking(read).await.map_err(failed(&what))
+    blocking(read).await.map_err(failed(&what))?.map_err(|named| {
+        SandboxError::new(
+            ErrorKind::Denied,
+            format!("{what}: it starts from the image {named:?}, not from {image:?}"),
+        )
+        .hint(format!("if you trust it with that image: --image {named}"))
+    })
 }

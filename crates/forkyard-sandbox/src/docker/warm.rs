@@ -60,7 +60,7 @@ impl Inner {
             return None;
         }
         let limits = serde_json::to_string(&spec.limits).ok()?;
-        let made_of = format!("{} {} {:?} {limits}", prepared.tag, self.guest, self.files);
+        let made_of = format!("{} {} {:?} {limits}", prepared.id, self.guest, self.files);
         let kind = digest(made_of.as_bytes());
         if self.warm > 0 {
             let want = Want {
@@ -209,7 +209,7 @@ impl Inner {
             self.home.make(&record, self.user.0, self.user.1)?;
             // Empty: whoever takes it may start from a snapshot.
             let from = self.home.make_from(&id)?;
-            self.make(&record, &want.prepared.tag, &BTreeMap::new(), Some(from)).await?;
+            self.make(&record, &want.prepared, &BTreeMap::new(), Some(from)).await?;
             self.begin(&record).await
         };
         match made.await {

@@ -413,7 +413,16 @@ impl Provider for LocalProvider {
         self.inner.export_snapshot(id, to).await
     }
 
-    async fn import_snapshot(&self, id: &SnapshotId, from: &Path) -> Result<SnapshotInfo> {
+    async fn import_snapshot(
+        &self,
+        id: &SnapshotId,
+        from: &Path,
+        image: Option<&str>,
+    ) -> Result<SnapshotInfo> {
+        if image.is_some() {
+            let what = "image: a local snapshot brings its root along";
+            return Err(SandboxError::new(ErrorKind::Invalid, what).hint("leave --image out"));
+        }
         let made = self.inner.import_snapshot(id, from).await;
         made.map_err(|e| e.or_hint("import what `export` wrote, whole and unchanged"))
     }

@@ -630,7 +630,7 @@ mod tests {
             };
             let head = serde_json::to_vec(&header).unwrap();
             std::fs::write(&archive, [&head, &b"\n"[..], &layer.repeat(layers)].concat()).unwrap();
-            let taken = provider.import_snapshot(&SnapshotId::new("taken").unwrap(), &archive).await;
+            let taken = provider.import_snapshot(&SnapshotId::new("taken").unwrap(), &archive, None).await;
             assert_eq!(
                 taken.map(drop).map_err(|e| e.kind),
                 if fits { Ok(()) } else { Err(ErrorKind::Invalid) }
@@ -658,7 +658,7 @@ mod tests {
             );
             std::fs::write(&archive, header + "\n").unwrap();
             let name = SnapshotId::new("taken").unwrap();
-            let refused = provider.import_snapshot(&name, &archive).await.unwrap_err();
+            let refused = provider.import_snapshot(&name, &archive, None).await.unwrap_err();
             assert_eq!(refused.kind, ErrorKind::Invalid, "{refused}");
             let why = ["variable", "its user"].iter().any(|why| refused.message.contains(why));
             assert!(why && refused.hint.is_some(), "{refused}");

@@ -298,7 +298,7 @@ async fn snapshots(bench: &Bench) {
     let archive = bench.state.path().join("out.tar");
     provider.export_snapshot(&snapshot, &archive).await.unwrap();
     let copy = SnapshotId::new("copy").unwrap();
-    provider.import_snapshot(&copy, &archive).await.unwrap();
+    provider.import_snapshot(&copy, &archive, None).await.unwrap();
     let names: Vec<_> = provider.snapshots().await.unwrap().into_iter().map(|s| s.id.to_string()).collect();
     assert_eq!(names, ["copy", "snap1", "snap2"]);
     let third = provider.create(&id("third"), FIRST, &from(&copy)).await.unwrap();
@@ -307,7 +307,10 @@ async fn snapshots(bench: &Bench) {
         let path = bench.state.path().join("broken.tar");
         std::fs::write(&path, broken).unwrap();
         let broken = SnapshotId::new("broken").unwrap();
-        assert_eq!(provider.import_snapshot(&broken, &path).await.unwrap_err().kind, ErrorKind::Invalid);
+        assert_eq!(
+            provider.import_snapshot(&broken, &path, None).await.unwrap_err().kind,
+            ErrorKind::Invalid
+        );
     }
     // Children keep working without it.
     for snapshot in [&snapshot, &busy, &copy, &copy] {

@@ -209,7 +209,7 @@ fn image_with(busybox: &Path, full: &[&str], programs: &[&Path]) -> Vec<u8> {
     tar.into_inner().unwrap()
 }
 
-async fn import(docker: &Docker, name: &str, tar: Vec<u8>) {
+pub async fn import(docker: &Docker, name: &str, tar: Vec<u8>) {
     let (repo, tag) = name.split_once(':').unwrap();
     let options = CreateImageOptionsBuilder::default().from_src("-").repo(repo).tag(tag).build();
     let mut answers = Box::pin(docker.create_image(Some(options), Some(body_full(tar.into())), None));

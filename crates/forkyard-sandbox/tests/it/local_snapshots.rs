@@ -396,7 +396,7 @@ async fn generations_of_busy_sandboxes_stay_shallow() {
     let archive = dir.path().join("archive");
     let last = SnapshotId::new(before.unwrap()).unwrap();
     provider.export_snapshot(&last, &archive).await.unwrap();
-    provider.import_snapshot(&SnapshotId::new("again").unwrap(), &archive).await.unwrap();
+    provider.import_snapshot(&SnapshotId::new("again").unwrap(), &archive, None).await.unwrap();
     for name in [last.as_str(), "again"] {
         let child = provider.create(&id("child"), Attempt(1), &child_of(name)).await.unwrap();
         assert_eq!(sh(&child, "wc -l < all; ls f*").await, (0, "20\nf18\nf19\n".into()), "{name}");

@@ -4,6 +4,7 @@ mod docker;
 mod docker_connections;
 mod docker_engine;
 mod docker_fixture;
+mod docker_hostile;
 mod docker_warm;
 mod egress_fixture;
 mod egress_internal;

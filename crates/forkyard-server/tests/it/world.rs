@@ -91,7 +91,7 @@ impl Provider for Mute {
     async fn export_snapshot(&self, _: &SnapshotId, _: &Path) -> Answer<()> {
         pending().await
     }
-    async fn import_snapshot(&self, _: &SnapshotId, _: &Path) -> Answer<SnapshotInfo> {
+    async fn import_snapshot(&self, _: &SnapshotId, _: &Path, _: Option<&str>) -> Answer<SnapshotInfo> {
         pending().await
     }
     async fn sweep(&self) -> Answer<()> {

@@ -242,7 +242,7 @@ impl Provider for RemoteProvider {
     async fn export_snapshot(&self, _: &SnapshotId, _: &Path) -> Result<()> {
         unsupported("the export of a snapshot")
     }
-    async fn import_snapshot(&self, _: &SnapshotId, _: &Path) -> Result<SnapshotInfo> {
+    async fn import_snapshot(&self, _: &SnapshotId, _: &Path, _: Option<&str>) -> Result<SnapshotInfo> {
         unsupported("the import of a snapshot")
     }
 

@@ -101,7 +101,7 @@ async fn hostile_archives(ctx: &Ctx) -> CaseResult {
     for (what, frames) in hostile {
         std::fs::write(&path, forger.archive(&frames))?;
         let id = name(ctx)?;
-        let refused = ctx.provider.import_snapshot(&id, &path).await.err();
+        let refused = ctx.provider.import_snapshot(&id, &path, None).await.err();
         ensure!(refused.as_ref().is_some_and(|e| e.kind == ErrorKind::Invalid), "{what}: {refused:?}");
         ensure!(ctx.provider.snapshots().await?.iter().all(|s| s.id != id), "{what} is listed");
     }
@@ -131,7 +131,7 @@ async fn try_inside(
 ) -> Result<Option<Arc<dyn Sandbox>>, Failed> {
     std::fs::write(path, archive)?;
     let id = name(ctx)?;
-    if ctx.provider.import_snapshot(&id, path).await.is_err() {
+    if ctx.provider.import_snapshot(&id, path, None).await.is_err() {
         return Ok(None);
     }
     let spec = SandboxSpec { root: Root::Snapshot(id.clone()), ..ctx.spec.clone() };

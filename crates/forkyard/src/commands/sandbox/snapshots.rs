@@ -36,6 +36,9 @@ pub struct SnapshotsArgs {
     /// With --import: whose it becomes, local or docker; it has to be of the same kind [default: local].
     #[arg(long, value_name = "NAME", requires = "import")]
     pub provider: Option<String>,
+    /// With --import of a Docker snapshot: the image that it may start from [default: docker.image].
+    #[arg(long, value_name = "IMAGE", requires = "import")]
+    pub image: Option<String>,
 }
 
 fn missing(id: &str) -> CliError {
@@ -124,7 +127,7 @@ impl SnapshotsArgs {
         place.record("snapshot.import", id.as_str(), json!({ "file": from })).await?;
         say(&format!("reading {} …", from.display()));
         let path = spool.as_ref().map_or(from, |file| file.path());
-        let info = provider.import_snapshot(&id, path).await?;
+        let info = provider.import_snapshot(&id, path, self.image.as_deref()).await?;
         if out.json {
             out.json(&json!({ "schema": "forkyard.snapshot/1", "snapshot": info }))?;
         } else {

@@ -1,0 +1,262 @@
+//! What a hostile image, archive or folder tries against the Docker provider.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use bollard::Docker;
+use bollard::models::{ContainerConfig, ContainerCreateBody};
+use bollard::query_parameters::{
+    CommitContainerOptionsBuilder, CreateContainerOptionsBuilder, InspectContainerOptions,
+    ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
+    TagImageOptionsBuilder,
+};
+use forkyard_core::{Attempt, SnapshotId};
+use forkyard_sandbox::{ErrorKind, Labels, Provider, Root, Sandbox, SandboxSpec, Volume};
+use futures::StreamExt;
+
+use crate::docker::{connect, left};
+use crate::docker_fixture::{Daemon, IMAGE, bare_image, id, import, needed, sh, spec};
+
+const FIRST: Attempt = Attempt(1);
+
+fn of(image: &str) -> SandboxSpec {
+    SandboxSpec { root: Root::Image(image.into()), ..spec() }
+}
+
+/// Makes an image of nothing but busybox and these: folders that anybody may write to, and links.
+async fn make(docker: &Docker, busybox: &Path, name: &str, folders: &[&str], link: Option<(&str, &str)>) {
+    let mut image = bare_image(busybox);
+    // What was written ends with two empty blocks: an archive goes on before them.
+    image.truncate(image.len() - 1024);
+    let mut tar = tar::Builder::new(image);
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(tar::EntryType::Directory);
+    header.set_size(0);
+    header.set_mode(0o1777);
+    for folder in folders {
+        tar.append_data(&mut header.clone(), folder, std::io::empty()).unwrap();
+    }
+    if let Some((link, to)) = link {
+        header.set_entry_type(tar::EntryType::Symlink);
+        tar.append_link(&mut header, link, to).unwrap();
+    }
+    import(docker, name, tar.into_inner().unwrap()).await;
+}
+
+/// An image with more in its configuration, by Dockerfile's words.
+async fn changed(docker: &Docker, from: &str, changes: &str, name: &str) -> String {
+    let body = ContainerCreateBody {
+        image: Some(from.into()),
+        entrypoint: Some(vec!["/bin/busybox".into()]),
+        ..Default::default()
+    };
+    let options = CreateContainerOptionsBuilder::default().build();
+    let container = docker.create_container(Some(options), body).await.unwrap().id;
+    let (repo, tag) = name.split_once(':').unwrap();
+    let options = CommitContainerOptionsBuilder::default();
+    let options = options.container(&container).repo(repo).tag(tag).changes(changes).build();
+    docker.commit_container(options, ContainerConfig::default()).await.unwrap();
+    let remove = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
+    docker.remove_container(&container, Some(remove)).await.unwrap();
+    known(docker, name).await.unwrap()
+}
+
+/// The id of what the engine knows by that name.
+async fn known(docker: &Docker, name: &str) -> Option<String> {
+    docker.inspect_image(name).await.ok()?.id
+}
+
+async fn tag(docker: &Docker, image: &str, repo: &str, tag: &str) {
+    let options = TagImageOptionsBuilder::default().repo(repo).tag(tag).build();
+    docker.tag_image(image, Some(options)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_archive_takes_no_name_from_another_image() {
+    let Some(daemon) = Daemon::start().await else { return };
+    let (state, docker) = (tempfile::tempdir().unwrap(), daemon.docker().unwrap());
+    let provider = connect(&daemon, state.path(), None).await;
+    provider.create(&id("first"), FIRST, &spec()).await.unwrap();
+    let images = docker.list_images(None::<bollard::query_parameters::ListImagesOptions>).await.unwrap();
+    let prepared = images.iter().flat_map(|i| &i.repo_tags).find(|t| t.starts_with("forkyard-prepared:"));
+    let prepared = prepared.unwrap().clone();
+    let before = (known(&docker, IMAGE).await, known(&docker, &prepared).await);
+
+    // An archive of another image by the names of these two and by one that nobody has.
+    let evil = changed(&docker, IMAGE, "ENV MARK=evil", "evil:1").await;
+    let names = [IMAGE, &prepared, "python:3"];
+    let file = state.path().join("evil.tar");
+    for name in names {
+        let (repo, version) = name.split_once(':').unwrap();
+        tag(&docker, &evil, repo, version).await;
+    }
+    let mut archive = std::fs::File::create(&file).unwrap();
+    let mut pieces = Box::pin(docker.export_images(&names));
+    while let Some(piece) = pieces.next().await {
+        archive.write_all(&piece.unwrap()).unwrap();
+    }
+    for (name, id) in [(IMAGE, &before.0), (&prepared, &before.1)] {
+        let (repo, version) = name.split_once(':').unwrap();
+        tag(&docker, id.as_ref().unwrap(), repo, version).await;
+    }
+    for name in ["python:3", "evil:1"] {
+        docker.remove_image(name, Some(RemoveImageOptionsBuilder::default().build()), None).await.unwrap();
+    }
+
+    let archive = of(&format!("archive:{}", file.display()));
+    for name in ["second", "third"] {
+        let sandbox = provider.create(&id(name), FIRST, &archive).await.unwrap();
+        assert_eq!(sh(&sandbox, "echo $MARK").await, "evil\n");
+        assert_eq!((known(&docker, IMAGE).await, known(&docker, &prepared).await), before);
+        assert_eq!(known(&docker, "python:3").await, None);
+    }
+    // Nor is what was prepared looked up by a name that somebody else could move.
+    let (repo, version) = prepared.split_once(':').unwrap();
+    tag(&docker, &evil, repo, version).await;
+    let sandbox = provider.create(&id("fourth"), FIRST, &spec()).await.unwrap();
+    assert_eq!(sh(&sandbox, "echo $MARK; id -un").await, "\nuser\n");
+    for name in ["first", "second", "third", "fourth"] {
+        provider.destroy(&id(name)).await.unwrap();
+    }
+    assert_eq!(left(&daemon).await, (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_images_volumes_and_labels_are_its_makers_word() {
+    let (Some(daemon), Some(busybox)) = (Daemon::start().await, needed("busybox")) else { return };
+    let (state, docker) = (tempfile::tempdir().unwrap(), daemon.docker().unwrap());
+    let provider = connect(&daemon, state.path(), None).await;
+    let real = provider.create(&id("real"), FIRST, &spec()).await.unwrap();
+
+    // Its volumes lie in memory, within bounds: nothing of it is on the engine's disk beside what is measured.
+    make(&docker, &busybox, "folders:1", &["data", "run", "deep", "deep/er"], None).await;
+    let volumes = r#"VOLUME ["/data", "/run", "/a/../deep/er/", "/workspace/own"]"#;
+    changed(&docker, "folders:1", volumes, "volumes:1").await;
+    let sandbox = provider.create(&id("volumes"), FIRST, &of("volumes:1")).await.unwrap();
+    let script = "for d in /data /run /deep/er; do stat -f -c %T $d; echo x > $d/x && echo small; \
+        head -c 2G /dev/zero > $d/big 2>/dev/null && echo all; rm -f $d/big; done; stat -f -c %T /workspace/own";
+    assert_eq!(sh(&sandbox, script).await, "tmpfs\nsmall\n".repeat(3) + "tmpfs\n");
+    assert_eq!(left(&daemon).await, (2, 6), "three volumes each");
+
+    // What it says of itself makes its containers nobody's sandbox.
+    let all = ListContainersOptionsBuilder::default().all(true).build();
+    let containers = docker.list_containers(Some(all)).await.unwrap();
+    let labels =
+        containers.iter().find_map(|c| c.labels.clone().filter(|l| l["dev.forkyard.sandbox"] == "real"));
+    let mut labels = labels.unwrap();
+    let info = labels["dev.forkyard.info"].replace("\"real\"", "\"forged\"");
+    labels.insert("dev.forkyard.sandbox".into(), "forged".into());
+    labels.insert("dev.forkyard.info".into(), info);
+    labels.insert("dev.forkyard.maker".into(), "1.1.1".into());
+    let body = ContainerCreateBody {
+        image: Some(IMAGE.into()),
+        entrypoint: Some(vec!["/bin/busybox".into()]),
+        labels: Some(labels),
+        ..Default::default()
+    };
+    let options = CreateContainerOptionsBuilder::default().name("somebodys").build();
+    docker.create_container(Some(options), body).await.unwrap();
+    let listed = provider.list(&Labels::new()).await.unwrap();
+    assert_eq!(listed.iter().map(|info| info.id.as_str()).collect::<Vec<_>>(), ["real", "volumes"]);
+    provider.sweep().await.unwrap();
+    assert!(docker.inspect_container("somebodys", None::<InspectContainerOptions>).await.is_ok());
+    assert_eq!(sh(&real, "echo alive").await, "alive\n");
+    let remove = RemoveContainerOptionsBuilder::default().force(true).build();
+    docker.remove_container("somebodys", Some(remove)).await.unwrap();
+    for name in ["real", "volumes"] {
+        provider.destroy(&id(name)).await.unwrap();
+    }
+    assert_eq!(left(&daemon).await, (0, 0));
+}
+
+/// The engine follows what a path leads to when it mounts it; that may be later than it was looked at.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_folder_than_the_one_that_was_named_is_not_shown() {
+    let Some(daemon) = Daemon::start().await else { return };
+    let state = tempfile::tempdir().unwrap();
+    let provider = connect(&daemon, &state.path().join("state"), None).await;
+    let (shown, kept) = (state.path().join("shown"), state.path().join("kept"));
+    std::fs::create_dir(&shown).unwrap();
+    std::fs::write(shown.join("file"), "mine").unwrap();
+    let host_path = shown.display().to_string();
+    let with =
+        SandboxSpec { volumes: vec![Volume { host_path, path: "/data".into(), writable: false }], ..spec() };
+    let sandbox = provider.create(&id("box"), FIRST, &with).await.unwrap();
+    assert_eq!(sh(&sandbox, "cat /data/file").await, "mine");
+    provider.stop(&id("box")).await.unwrap();
+    std::fs::rename(&shown, &kept).unwrap();
+    std::fs::create_dir(&shown).unwrap();
+    let refused = provider.start(&id("box"), Attempt(2)).await.err().unwrap();
+    assert!(refused.message.contains("/data is another folder") && refused.hint.is_some(), "{refused}");
+    std::fs::remove_dir(&shown).unwrap();
+    std::fs::rename(&kept, &shown).unwrap();
+    let sandbox = provider.start(&id("box"), Attempt(3)).await.unwrap();
+    assert_eq!(sh(&sandbox, "cat /data/file").await, "mine");
+    provider.destroy(&id("box")).await.unwrap();
+}
+
+/// An image whose links would have the guest's folder lie where commands may write.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_image_with_a_link_in_the_way_of_the_guest_is_refused() {
+    let (Some(daemon), Some(busybox)) = (Daemon::start().await, needed("busybox")) else { return };
+    let state = tempfile::tempdir().unwrap();
+    let provider = connect(&daemon, state.path(), None).await;
+    for (link, to, folder) in [(".forkyard", "/x", "x"), (".forkyard/run", "../x", "x")] {
+        make(&daemon.docker().unwrap(), &busybox, "linked:1", &[folder], Some((link, to))).await;
+        let refused = provider.create(&id("linked"), FIRST, &of("linked:1")).await.err().unwrap();
+        assert!(refused.message.contains("in the way of"), "{refused}");
+    }
+    assert_eq!(left(&daemon).await, (0, 0));
+}
+
+/// What an archive holds is not put into whichever image it names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_imported_snapshot_starts_from_no_image_but_the_one_that_is_meant() {
+    let Some(daemon) = Daemon::start().await else { return };
+    let (state, docker) = (tempfile::tempdir().unwrap(), daemon.docker().unwrap());
+    let provider = connect(&daemon, state.path(), None).await;
+    changed(&docker, IMAGE, "ENV MARK=private", "private:1").await;
+    let sandbox = provider.create(&id("box"), FIRST, &of("private:1")).await.unwrap();
+    let (taken, again) = (SnapshotId::new("taken").unwrap(), SnapshotId::new("again").unwrap());
+    sandbox.snapshot(&taken, &Labels::new()).await.unwrap();
+    let file = state.path().join("exported");
+    provider.export_snapshot(&taken, &file).await.unwrap();
+    for image in [None, Some("other:1")] {
+        let refused = provider.import_snapshot(&again, &file, image).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Denied);
+        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("--image private:1")), "{refused}");
+    }
+    assert_eq!(provider.snapshots().await.unwrap().len(), 1);
+    provider.import_snapshot(&again, &file, Some("private:1")).await.unwrap();
+    let child = SandboxSpec { root: Root::Snapshot(again), ..spec() };
+    let child = provider.create(&id("child"), FIRST, &child).await.unwrap();
+    assert_eq!(sh(&child, "echo $MARK").await, "private\n");
+    for name in ["box", "child"] {
+        provider.destroy(&id(name)).await.unwrap();
+    }
+}
+
+/// Nobody who asks for files comes to the folder that the guest shares with the host, and whatever lies there goes with the
+/// sandbox.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_guests_folder_is_closed_and_goes() {
+    const DEPTH: usize = 16_000;
+    let Some(daemon) = Daemon::start().await else { return };
+    let state = tempfile::tempdir().unwrap();
+    let provider = connect(&daemon, state.path(), None).await;
+    let sandbox: Arc<dyn Sandbox> = provider.create(&id("box"), FIRST, &spec()).await.unwrap();
+    sh(&sandbox, "ln -s /.forkyard/run l; ln -s / r").await;
+    for path in ["/.forkyard/run/x", "/.forkyard/run/d/x", "l/x", "l/d/x", "r/.forkyard/run/x"] {
+        let refused = sandbox.write_file(path, "x".into(), None).await.unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::Denied, "{path}: {refused}");
+    }
+    let run = state.path().join("sandboxes/box/run");
+    let mut at = rustix::fs::open(&run, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+    for _ in 0..DEPTH {
+        rustix::fs::mkdirat(&at, "d", 0o700.into()).unwrap();
+        at = rustix::fs::openat(&at, "d", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+    }
+    provider.destroy(&id("box")).await.unwrap();
+    assert!(!run.exists());
+}
