@@ -9,10 +9,12 @@ const SUPERVISOR: libc::pid_t = 1;
 
 type Attempt = (u8, &'static str, fn() -> libc::c_long);
 
-/// Runs the attempts of the given attacks, of all if none is given.
-pub fn run(numbers: &[&str]) -> ExitCode {
-    let asked = |number: u8| numbers.is_empty() || numbers.iter().any(|n| n.parse() == Ok(number));
-    for (number, name, attempt) in ATTEMPTS.iter().filter(|(number, ..)| asked(*number)) {
+/// Runs the attempts of the given attacks, by their numbers or each by its own name; all if none is given.
+pub fn run(wanted: &[&str]) -> ExitCode {
+    let asked = |number: u8, name: &str| {
+        wanted.is_empty() || wanted.iter().any(|word| *word == name || word.parse() == Ok(number))
+    };
+    for (number, name, attempt) in ATTEMPTS.iter().filter(|(number, name, _)| asked(*number, name)) {
         // SAFETY: this program has one thread; the child only makes the attempt and ends.
         unsafe {
             match libc::fork() {
@@ -164,6 +166,7 @@ static HIGHEST: i32 = 99;
 static ONLY: i32 = 0;
 static FIRST_PROCESSOR: u64 = 1;
 const SCHED_IDLE: i32 = 5;
+const TIOCSETD: libc::c_ulong = 0x5423;
 const IOPRIO_IDLE: i32 = 3 << 13;
 
 const ATTEMPTS: &[Attempt] = &[
@@ -184,7 +187,16 @@ const ATTEMPTS: &[Attempt] = &[
     (16, "clone-user", || clone(libc::CLONE_NEWUSER)),
     (16, "clone-mount", || clone(libc::CLONE_NEWNS)),
     (16, "clone-pid", || clone(libc::CLONE_NEWPID)),
-    (16, "clone3", || call!(libc::SYS_clone3, ZEROS.as_ptr(), 88)),
+    (16, "clone3", || {
+        let mut how = [0u64; 11];
+        (how[0], how[4]) = (libc::CLONE_NEWUSER as u64, libc::SIGCHLD as u64);
+        let pid = call!(libc::SYS_clone3, how.as_ptr(), size_of_val(&how));
+        if pid == 0 {
+            // SAFETY: as in `clone`.
+            unsafe { libc::_exit(0) }
+        }
+        pid
+    }),
     (16, "setns-user", || setns(c"/proc/self/ns/user")),
     (16, "setns-supervisor", || setns(c"/proc/1/ns/mnt")),
     (16, "mount", || call!(libc::SYS_mount, c"none".as_ptr(), c"/tmp".as_ptr(), c"tmpfs".as_ptr(), 0, 0)),
@@ -214,20 +226,40 @@ const ATTEMPTS: &[Attempt] = &[
     (18, "ptrace-supervisor", || call!(libc::SYS_ptrace, libc::PTRACE_SEIZE, SUPERVISOR, 0, 0)),
     (18, "supervisor-memory", || open(c"/proc/1/mem", libc::O_RDONLY)),
     (18, "read-supervisor", || {
-        let parts = [ZEROS.as_ptr() as usize, 8];
-        call!(libc::SYS_process_vm_readv, SUPERVISOR, parts.as_ptr(), 1, parts.as_ptr(), 1, 0)
+        let mut room = [0u8; 8];
+        let ours = [room.as_mut_ptr() as usize, room.len()];
+        // Whoever may look finds nothing there; whoever may not is told so first.
+        let theirs = [ZEROS.as_ptr() as usize, room.len()];
+        call!(libc::SYS_process_vm_readv, SUPERVISOR, ours.as_ptr(), 1, theirs.as_ptr(), 1, 0)
     }),
     (18, "steal-descriptor", || {
         let fd = call!(libc::SYS_pidfd_open, SUPERVISOR, 0);
         if fd < 0 { fd } else { call!(libc::SYS_pidfd_getfd, fd, 3, 0) }
     }),
-    (19, "bpf", || call!(libc::SYS_bpf, 0, ZEROS.as_ptr(), 72)),
+    (19, "bpf", || {
+        // A map: an array of one number.
+        let mut map = [0u32; 18];
+        map[..4].copy_from_slice(&[2, 4, 8, 1]);
+        call!(libc::SYS_bpf, 0, map.as_ptr(), size_of_val(&map))
+    }),
     (19, "userfaultfd", || call!(libc::SYS_userfaultfd, 1)),
-    (19, "io-uring", || call!(libc::SYS_io_uring_setup, 4, ZEROS.as_ptr())),
+    (19, "io-uring", || {
+        let mut parameters = [0u64; 15];
+        call!(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr())
+    }),
     (19, "keyctl", || call!(libc::SYS_keyctl, 0, -3, 1)),
     (19, "add-key", || call!(libc::SYS_add_key, c"user".as_ptr(), c"x".as_ptr(), c"y".as_ptr(), 1, -3)),
-    (19, "request-key", || call!(libc::SYS_request_key, c"user".as_ptr(), c"x".as_ptr(), 0, 0)),
-    (19, "perf-event", || call!(libc::SYS_perf_event_open, ZEROS.as_ptr(), 0, -1, -1, 0)),
+    (19, "request-key", || {
+        // One that is there, if it can be made.
+        call!(libc::SYS_add_key, c"user".as_ptr(), c"forkyard".as_ptr(), c"y".as_ptr(), 1, -2);
+        call!(libc::SYS_request_key, c"user".as_ptr(), c"forkyard".as_ptr(), 0, 0)
+    }),
+    (19, "perf-event", || {
+        // The time that this process takes, outside of the kernel: what anybody may count where nobody forbids it.
+        let mut event = [0u64; 8];
+        (event[0], event[1], event[5]) = (1 | 64 << 32, 1, 1 << 5);
+        call!(libc::SYS_perf_event_open, event.as_ptr(), 0, -1, -1, 0)
+    }),
     (19, "kexec", || call!(libc::SYS_kexec_load, 0, 0, 0, 0)),
     (19, "init-module", || call!(libc::SYS_init_module, ZEROS.as_ptr(), PAGE, c"".as_ptr())),
     (19, "delete-module", || call!(libc::SYS_delete_module, c"overlay".as_ptr(), 0)),
@@ -235,13 +267,35 @@ const ATTEMPTS: &[Attempt] = &[
     (19, "swapon", || call!(libc::SYS_swapon, c"/tmp/x".as_ptr(), 0)),
     (19, "acct", || call!(libc::SYS_acct, c"/tmp/x".as_ptr())),
     (19, "quotactl", || call!(libc::SYS_quotactl, 0, c"/dev/sda".as_ptr(), 0, 0)),
-    (19, "fanotify", || call!(libc::SYS_fanotify_init, 0, 0)),
+    (19, "fanotify", || {
+        const REPORT_FID: u32 = 0x200; // needs no rights
+        call!(libc::SYS_fanotify_init, REPORT_FID, 0)
+    }),
     (19, "sethostname", || call!(libc::SYS_sethostname, c"evil".as_ptr(), 4)),
-    (19, "syslog", || call!(libc::SYS_syslog, 3, ZEROS.as_ptr(), 16)),
+    (19, "syslog", || {
+        let mut room = [0u8; 16];
+        call!(libc::SYS_syslog, 3, room.as_mut_ptr(), room.len())
+    }),
     (19, "open-by-handle", || call!(libc::SYS_open_by_handle_at, libc::AT_FDCWD, ZEROS.as_ptr(), 0)),
     (19, "vsock", || call!(libc::SYS_socket, libc::AF_VSOCK, libc::SOCK_STREAM, 0)),
     (19, "packet-socket", || call!(libc::SYS_socket, libc::AF_PACKET, libc::SOCK_RAW, 0)),
     (19, "raw-socket", || call!(libc::SYS_socket, libc::AF_INET, libc::SOCK_RAW, 1)),
+    (19, "odd-socket-type", || call!(libc::SYS_socket, libc::AF_INET, libc::SOCK_DCCP, 0)),
+    (19, "odd-socket-protocol", || {
+        call!(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP)
+    }),
+    (19, "generic-netlink", || {
+        call!(libc::SYS_socket, libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_GENERIC)
+    }),
+    (19, "odd-socket-pair", || {
+        let mut pair = [0i32; 2];
+        call!(libc::SYS_socketpair, libc::AF_TIPC, libc::SOCK_STREAM, 0, pair.as_mut_ptr())
+    }),
+    (19, "line-discipline", || {
+        let slip = 1i32;
+        let fd = open(c"/dev/ptmx", libc::O_RDWR | libc::O_NOCTTY);
+        call!(libc::SYS_ioctl, fd, TIOCSETD, &raw const slip)
+    }),
     (19, "alg-socket", || call!(libc::SYS_socket, libc::AF_ALG, libc::SOCK_SEQPACKET, 0)),
     (19, "new-interface", new_link),
     #[cfg(target_arch = "x86_64")]

@@ -29,7 +29,7 @@ const SETTLE_TRIES: usize = 5;
 const SETTLE_PAUSE: Duration = Duration::from_micros(200);
 /// One that gets no processor may take far longer: it is looked at again after other work.
 pub const SETTLE_AGAIN: Duration = Duration::from_millis(5);
-const CORE_FILES: libc::rlimit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+const NONE: libc::rlimit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
 
 /// Where it failed; the caller words it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -321,7 +321,11 @@ fn run_child(plan: &Plan) -> Stage {
         }
         // Lower bounds that are already there stay.
         libc::setrlimit(libc::RLIMIT_NOFILE, &plan.open_files);
-        libc::setrlimit(libc::RLIMIT_CORE, &CORE_FILES);
+        libc::setrlimit(libc::RLIMIT_CORE, &NONE);
+        // Whoever runs Forkyard may have leave for these; no quota of processors binds what has it.
+        if libc::setrlimit(libc::RLIMIT_RTPRIO, &NONE) < 0 || libc::setrlimit(libc::RLIMIT_NICE, &NONE) < 0 {
+            return Stage::Setup;
+        }
         if libc::chdir(plan.cwd.as_ptr()) < 0 {
             return Stage::Directory;
         }

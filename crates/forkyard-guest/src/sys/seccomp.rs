@@ -19,10 +19,13 @@ enum Verdict {
     Clone,
     /// prctl: whoever is the reaper of what is below it stays that.
     StaysReaper,
-    /// ioctl: no typing into a terminal for somebody else.
+    /// ioctl: no typing into a terminal for somebody else, and no other line discipline than a terminal's: each is a module.
     Ioctl,
-    /// socket: families that are confined to the network namespace.
+    /// socket: families that are confined to the network namespace, and of them what programs use: for any other the kernel
+    /// would load a module.
     Socket,
+    /// socketpair: of Unix sockets only. For other families it makes a socket before it finds that it can't make two.
+    SocketPair,
     /// The first argument names a process: only the caller itself. The supervisor has the same user as its commands, and
     /// whoever took its descriptors or its processor away would blind the watchdog.
     OnlySelf,
@@ -116,16 +119,32 @@ const IOPRIO_WHO_PROCESS: u32 = 1;
 /// The guest, inside.
 const SUPERVISOR_PID: u32 = 1;
 
+/// What a socket's type is apart from its flags.
+const SOCKET_TYPES: u32 = 0xf;
+/// After streams, datagrams and raw sockets.
+const FIRST_ODD_TYPE: u32 = libc::SOCK_RAW as u32 + 1;
+const INTERNET_PROTOCOLS: &[libc::c_int] =
+    &[libc::IPPROTO_IP, libc::IPPROTO_ICMP, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMPV6];
+const NETLINK_PROTOCOLS: &[libc::c_int] = &[
+    libc::NETLINK_ROUTE,
+    libc::NETLINK_SOCK_DIAG,
+    libc::NETLINK_AUDIT, // login programs want to be told that nobody listens
+    libc::NETLINK_KOBJECT_UEVENT,
+];
+const TIOCSETD: u32 = 0x5423;
+
 const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
 const JUMP_EQ: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const JUMP_GE: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const JUMP_SET: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
 const OFFSET_NUMBER: u32 = 0;
 const OFFSET_ARCH: u32 = 4;
 const OFFSET_ARG0: u32 = 16;
 const OFFSET_ARG1: u32 = 24;
+const OFFSET_ARG2: u32 = 32;
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
 const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
@@ -140,6 +159,7 @@ fn verdict(number: u32) -> Verdict {
         libc::SYS_prctl => Verdict::StaysReaper,
         libc::SYS_ioctl => Verdict::Ioctl,
         libc::SYS_socket => Verdict::Socket,
+        libc::SYS_socketpair => Verdict::SocketPair,
         libc::SYS_prlimit64
         | libc::SYS_sched_setattr
         | libc::SYS_sched_setparam
@@ -182,8 +202,9 @@ fn leaf(verdict: Verdict) -> Vec<sock_filter> {
         // The kernel looks at the low half of the request only, and so do we.
         Verdict::Ioctl => vec![
             op(LOAD, 0, 0, OFFSET_ARG1),
-            op(JUMP_EQ, 1, 0, libc::TIOCSTI as u32),
-            op(JUMP_EQ, 0, 1, libc::TIOCLINUX as u32),
+            op(JUMP_EQ, 2, 0, libc::TIOCSTI as u32),
+            op(JUMP_EQ, 1, 0, libc::TIOCLINUX as u32),
+            op(JUMP_EQ, 0, 1, TIOCSETD),
             ret(errno(libc::EPERM)),
             ret(ALLOW),
         ],
@@ -207,15 +228,40 @@ fn leaf(verdict: Verdict) -> Vec<sock_filter> {
         ],
         // vsock in particular knows no namespaces and would reach the hypervisor.
         Verdict::Socket => {
-            let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
-            let mut program = vec![op(LOAD, 0, 0, OFFSET_ARG0)];
-            for (i, family) in families.iter().enumerate() {
-                program.push(op(JUMP_EQ, (families.len() - i) as u8, 0, *family as u32));
-            }
-            program.extend([ret(errno(libc::EAFNOSUPPORT)), ret(ALLOW)]);
+            let netlink = one_of(OFFSET_ARG2, NETLINK_PROTOCOLS, libc::EPROTONOSUPPORT);
+            let mut internet = vec![
+                op(LOAD, 0, 0, OFFSET_ARG1),
+                op(AND, 0, 0, SOCKET_TYPES),
+                op(JUMP_GE, 0, 1, FIRST_ODD_TYPE),
+                ret(errno(libc::ESOCKTNOSUPPORT)),
+            ];
+            internet.extend(one_of(OFFSET_ARG2, INTERNET_PROTOCOLS, libc::EPROTONOSUPPORT));
+            let to_netlink = u8::try_from(internet.len()).expect("some twenty instructions");
+            let mut program = vec![
+                op(LOAD, 0, 0, OFFSET_ARG0),
+                op(JUMP_EQ, 4, 0, libc::AF_UNIX as u32),
+                op(JUMP_EQ, 4, 0, libc::AF_INET as u32),
+                op(JUMP_EQ, 3, 0, libc::AF_INET6 as u32),
+                op(JUMP_EQ, 2 + to_netlink, 0, libc::AF_NETLINK as u32),
+                ret(errno(libc::EAFNOSUPPORT)),
+                ret(ALLOW),
+            ];
+            program.extend(internet);
+            program.extend(netlink);
             program
         }
+        Verdict::SocketPair => one_of(OFFSET_ARG0, &[libc::AF_UNIX], libc::EAFNOSUPPORT),
     }
+}
+
+/// Allows a call whose argument is one of these.
+fn one_of(argument: u32, values: &[libc::c_int], otherwise: libc::c_int) -> Vec<sock_filter> {
+    let mut program = vec![op(LOAD, 0, 0, argument)];
+    for (i, value) in values.iter().enumerate() {
+        program.push(op(JUMP_EQ, (values.len() - i) as u8, 0, *value as u32));
+    }
+    program.extend([op(RETURN, 0, 0, errno(otherwise)), op(RETURN, 0, 0, ALLOW)]);
+    program
 }
 
 /// Ranges that start at the given numbers, halved until one is left.
@@ -269,7 +315,7 @@ mod tests {
     use super::*;
 
     /// Runs the filter as the kernel would.
-    fn judge(program: &[sock_filter], arch: u32, number: u32, args: [u32; 2]) -> u32 {
+    fn judge(program: &[sock_filter], arch: u32, number: u32, args: [u32; 3]) -> u32 {
         let (mut at, mut value) = (0usize, 0u32);
         loop {
             let i = program[at];
@@ -281,9 +327,11 @@ mod tests {
                         OFFSET_ARCH => arch,
                         OFFSET_ARG0 => args[0],
                         OFFSET_ARG1 => args[1],
+                        OFFSET_ARG2 => args[2],
                         other => panic!("offset {other}"),
                     }
                 }
+                AND => value &= i.k,
                 RETURN => return i.k,
                 code => {
                     let taken = match code {
@@ -313,16 +361,71 @@ mod tests {
                 | Verdict::NotSupervisor => ALLOW,
                 Verdict::OnlyOwnPriority(0) => ALLOW,
                 Verdict::OnlyOwnPriority(_) => errno(libc::EPERM),
-                Verdict::Socket => errno(libc::EAFNOSUPPORT),
+                Verdict::Socket | Verdict::SocketPair => errno(libc::EAFNOSUPPORT),
             };
-            assert_eq!(judge(&program, ARCH, number, [0, 0]), expected, "call {number}");
+            assert_eq!(judge(&program, ARCH, number, [0; 3]), expected, "call {number}");
         }
+    }
+
+    /// By their names, so that none falls out of a list unseen.
+    #[test]
+    fn what_reaches_for_the_machine_is_refused() {
+        let program = program();
+        let all = |calls: &[libc::c_long], expected| {
+            for number in calls {
+                assert_eq!(judge(&program, ARCH, *number as u32, [0; 3]), errno(expected), "call {number}");
+            }
+        };
+        all(
+            &[
+                libc::SYS_bpf,
+                libc::SYS_perf_event_open,
+                libc::SYS_mount,
+                libc::SYS_umount2,
+                libc::SYS_pivot_root,
+                libc::SYS_chroot,
+                libc::SYS_unshare,
+                libc::SYS_setns,
+                libc::SYS_open_tree,
+                libc::SYS_move_mount,
+                libc::SYS_mount_setattr,
+                libc::SYS_fsopen,
+                libc::SYS_fsmount,
+                libc::SYS_open_by_handle_at,
+                libc::SYS_fanotify_init,
+                libc::SYS_init_module,
+                libc::SYS_finit_module,
+                libc::SYS_kexec_load,
+                libc::SYS_kexec_file_load,
+                libc::SYS_reboot,
+                libc::SYS_swapon,
+                libc::SYS_syslog,
+                libc::SYS_quotactl,
+                libc::SYS_clock_settime,
+                libc::SYS_sethostname,
+            ],
+            libc::EPERM,
+        );
+        all(
+            &[
+                libc::SYS_io_uring_setup,
+                libc::SYS_io_uring_enter,
+                libc::SYS_io_uring_register,
+                libc::SYS_userfaultfd,
+                libc::SYS_keyctl,
+                libc::SYS_add_key,
+                libc::SYS_request_key,
+                libc::SYS_clone3,
+                libc::SYS_memfd_secret,
+            ],
+            libc::ENOSYS,
+        );
     }
 
     #[test]
     fn arguments_and_other_architectures_are_judged() {
         let program = program();
-        let call = |number: libc::c_long, args| judge(&program, ARCH, number as u32, args);
+        let call = |number: libc::c_long, [a, b]: [u32; 2]| judge(&program, ARCH, number as u32, [a, b, 0]);
         assert_eq!(call(libc::SYS_clone, [libc::CLONE_NEWUSER as u32, 0]), errno(libc::EPERM));
         assert_eq!(call(libc::SYS_clone, [libc::CLONE_VM as u32 | libc::SIGCHLD as u32, 0]), ALLOW);
         assert_eq!(call(libc::SYS_clone, [libc::CLONE_PARENT as u32, 0]), errno(libc::EPERM));
@@ -332,11 +435,31 @@ mod tests {
         assert_eq!(call(libc::SYS_prctl, [libc::PR_SET_NAME as u32, 0]), ALLOW);
         assert_eq!(call(libc::SYS_ioctl, [0, libc::TIOCSTI as u32]), errno(libc::EPERM));
         assert_eq!(call(libc::SYS_ioctl, [0, libc::TIOCLINUX as u32]), errno(libc::EPERM));
+        assert_eq!(call(libc::SYS_ioctl, [0, TIOCSETD]), errno(libc::EPERM));
+        assert_eq!(call(libc::SYS_ioctl, [0, libc::TIOCGWINSZ as u32]), ALLOW);
         for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK] {
             assert_eq!(call(libc::SYS_socket, [family as u32, 0]), ALLOW);
         }
         for family in [libc::AF_VSOCK, libc::AF_ALG, libc::AF_PACKET] {
             assert_eq!(call(libc::SYS_socket, [family as u32, 0]), errno(libc::EAFNOSUPPORT));
+        }
+        for family in [libc::AF_INET, libc::AF_INET6, libc::AF_TIPC] {
+            assert_eq!(call(libc::SYS_socketpair, [family as u32, 1]), errno(libc::EAFNOSUPPORT));
+        }
+        assert_eq!(call(libc::SYS_socketpair, [libc::AF_UNIX as u32, 1]), ALLOW);
+        let socket = |family: i32, kind: i32, protocol: i32| {
+            judge(&program, ARCH, libc::SYS_socket as u32, [family as u32, kind as u32, protocol as u32])
+        };
+        let (stream, flags) = (libc::SOCK_STREAM, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+        assert_eq!(socket(libc::AF_INET, stream | flags, libc::IPPROTO_TCP), ALLOW);
+        assert_eq!(socket(libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_ICMPV6), ALLOW);
+        assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW | flags, libc::NETLINK_ROUTE), ALLOW);
+        assert_eq!(socket(libc::AF_INET, libc::SOCK_DCCP | flags, 0), errno(libc::ESOCKTNOSUPPORT));
+        for protocol in [libc::IPPROTO_SCTP, libc::IPPROTO_DCCP, libc::IPPROTO_MPTCP] {
+            assert_eq!(socket(libc::AF_INET, stream, protocol), errno(libc::EPROTONOSUPPORT));
+        }
+        for protocol in [libc::NETLINK_GENERIC, libc::NETLINK_NETFILTER, libc::NETLINK_XFRM] {
+            assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol), errno(libc::EPROTONOSUPPORT));
         }
         for number in [libc::SYS_prlimit64, libc::SYS_sched_setscheduler] {
             assert_eq!(call(number, [0, 7]), ALLOW);
@@ -350,7 +473,7 @@ mod tests {
             assert_eq!(call(number, [process, 1]), errno(libc::EPERM));
             assert_eq!(call(number, [process + 1, 0]), errno(libc::EPERM));
         }
-        assert_eq!(judge(&program, 0x4000_0003, 1, [0, 0]), KILL, "32-bit calls");
-        assert_eq!(judge(&program, ARCH, X32_BIT | 1, [0, 0]), KILL, "x32 calls");
+        assert_eq!(judge(&program, 0x4000_0003, 1, [0; 3]), KILL, "32-bit calls");
+        assert_eq!(judge(&program, ARCH, X32_BIT | 1, [0; 3]), KILL, "x32 calls");
     }
 }

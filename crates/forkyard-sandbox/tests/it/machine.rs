@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::local::as_ordinary_user;
+use crate::local::{as_ordinary_user, run_cases_on};
 use forkyard_core::{Attempt, SandboxId};
+use forkyard_sandbox::conformance::attacks;
 use forkyard_sandbox::local::{Level, LocalOptions, LocalProvider, doctor};
 use forkyard_sandbox::{
     ErrorKind, ExecEvent, ExecRequest, LimitMeans, NetworkMode, Provider, SandboxSpec, SandboxStatus,
@@ -128,6 +129,23 @@ async fn limits_are_kept_by_the_strongest_means_and_it_is_said_which() {
     provider.destroy(&id).await.unwrap();
     provider.settle().await;
     assert_eq!(group_of(&id), None, "the group stays");
+}
+
+/// Who may run programs ahead of all others (`@audio - rtprio 95` is usual) gives that to no command.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a machine of its own: cargo xtask vm"]
+async fn rights_to_real_time_stay_outside() {
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    if machine() != Machine::Root {
+        return; // nobody else can raise these bounds
+    }
+    for which in [Resource::Rtprio, Resource::Nice] {
+        setrlimit(which, Rlimit { current: Some(40), maximum: Some(40) }).unwrap();
+    }
+    let mut cases = attacks();
+    cases.retain(|case| case.name == "the_watchdog_can_not_be_starved");
+    assert_eq!(cases.len(), 1);
+    run_cases_on(cases, offline()).await;
 }
 
 /// On any machine, as anybody: what doctor says is what the next sandbox has.

@@ -13,6 +13,7 @@ mod egress_rules;
 mod egress_tools;
 mod guest;
 mod local;
+mod local_attempts;
 mod local_disk;
 mod local_images;
 mod local_roots;

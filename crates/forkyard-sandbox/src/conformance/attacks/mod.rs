@@ -29,15 +29,19 @@ pub struct Attack {
     /// In the list of attacks.
     pub items: &'static [u8],
     pub attempt: &'static str,
-    pub ending: Ending,
+    ending: Ending,
     layers: Layers,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Layers {
     local: Layer,
-    docker: &'static str,
+    /// None: nothing; where that is said is in `ENGINE_LEAVES`.
+    docker: Option<&'static str>,
 }
+
+/// Of what a container's engine bounds for nobody.
+const ENGINE_LEAVES: &str = "nothing bounds it: docs/security.md, honest limits";
 
 #[derive(Debug, Clone, Copy)]
 enum Layer {
@@ -51,11 +55,25 @@ enum Layer {
 }
 
 impl Attack {
+    /// How it ends there.
+    pub fn ending(&self, provider: ProviderKind) -> Ending {
+        match provider {
+            ProviderKind::Docker | ProviderKind::E2b | ProviderKind::Daytona
+                if self.layers.docker.is_none() =>
+            {
+                Ending::Open
+            }
+            ProviderKind::Docker | ProviderKind::E2b | ProviderKind::Daytona | ProviderKind::Local => {
+                self.ending
+            }
+        }
+    }
+
     /// What stops it, or makes it harmless: of a sandbox that `achieved` this, or on any machine.
     pub fn layer(&self, provider: ProviderKind, achieved: Option<&Achieved>) -> Cow<'static, str> {
         match (provider, self.layers.local) {
             (ProviderKind::Docker | ProviderKind::E2b | ProviderKind::Daytona, _) => {
-                self.layers.docker.into()
+                self.layers.docker.unwrap_or(ENGINE_LEAVES).into()
             }
             (ProviderKind::Local, Layer::Always(layer)) => layer.into(),
             (ProviderKind::Local, Layer::Means { of, kernel, watchdog }) => match achieved.map(of) {
@@ -74,6 +92,8 @@ pub enum Ending {
     Denied,
     /// It works, and reaches only what is the sandbox's own or stays within its limits.
     Harmless,
+    /// Nothing stops it, which is known and written down. It is not made.
+    Open,
     /// It got further than it may.
     Breach,
     /// What it needs could not be made: nothing is known of it.
@@ -85,6 +105,7 @@ impl Ending {
         match self {
             Ending::Denied => "denied",
             Ending::Harmless => "harmless",
+            Ending::Open => "not stopped",
             Ending::Breach => "breach",
             Ending::NotTried => "not tried",
         }
@@ -100,7 +121,7 @@ pub struct AttackReport {
     pub outcome: Ending,
     /// Nothing, unless something stopped it.
     pub layer: Option<Cow<'static, str>>,
-    /// Of a breach: what was expected and what was. Of one that was not tried: why.
+    /// Of a breach: what was expected and what was. Of one that was not tried, or that nothing stops: why.
     pub detail: Option<String>,
 }
 
@@ -109,19 +130,25 @@ macro_rules! attack {
         attack!($name, $items, $attempt, $ending by local $layer docker $layer)
     };
     ($name:ident, $items:expr, $attempt:literal, $ending:ident by local $local:literal docker $docker:literal) => {
-        attack!(@ $name, $items, $attempt, $ending, $docker,
+        attack!(@ $name, $items, $attempt, $ending, Some($docker),
             $crate::conformance::attacks::Layer::Always($local))
+    };
+    ($name:ident, $items:expr, $attempt:literal, $ending:ident by local $local:literal docker nothing) => {
+        $crate::conformance::Case {
+            applies: |c| c.provider == $crate::ProviderKind::Local,
+            ..attack!(@ $name, $items, $attempt, $ending, None, $crate::conformance::attacks::Layer::Always($local))
+        }
     };
     ($name:ident, $items:expr, $attempt:literal, $ending:ident
         by local $limit:ident $kernel:literal else $watchdog:literal docker $docker:literal) => {
-        attack!(@ $name, $items, $attempt, $ending, $docker,
+        attack!(@ $name, $items, $attempt, $ending, Some($docker),
             $crate::conformance::attacks::Layer::Means {
                 of: |achieved| achieved.$limit,
                 kernel: $kernel,
                 watchdog: $watchdog,
             })
     };
-    (@ $name:ident, $items:expr, $attempt:literal, $ending:ident, $docker:literal, $local:expr) => {
+    (@ $name:ident, $items:expr, $attempt:literal, $ending:ident, $docker:expr, $local:expr) => {
         $crate::conformance::Case {
             attack: Some($crate::conformance::attacks::Attack {
                 items: &$items,
@@ -155,14 +182,24 @@ pub fn cases() -> Vec<Case> {
 /// Makes one attempt and says what came of it. None: a case of conformance, which is no attempt.
 pub async fn attempt(case: &Case, ctx: &Ctx) -> Option<AttackReport> {
     let attack = case.attack?;
+    let provider = ctx.provider.capabilities().provider;
+    if attack.ending(provider) == Ending::Open {
+        return Some(AttackReport {
+            items: attack.items,
+            name: case.name,
+            attempt: attack.attempt,
+            outcome: Ending::Open,
+            layer: None,
+            detail: Some(ENGINE_LEAVES.into()),
+        });
+    }
     let (outcome, detail) = match tokio::time::timeout(CASE_TIMEOUT, case.run(ctx)).await {
-        Ok(Ok(())) => (attack.ending, None),
+        Ok(Ok(())) => (attack.ending(provider), None),
         Ok(Err(e)) if e.before => (Ending::NotTried, Some(e.why)),
         Ok(Err(e)) => (Ending::Breach, Some(e.why)),
         Err(_) => (Ending::Breach, Some(format!("it did not end within {} s", CASE_TIMEOUT.as_secs()))),
     };
     let stopped = matches!(outcome, Ending::Denied | Ending::Harmless);
-    let provider = ctx.provider.capabilities().provider;
     Some(AttackReport {
         items: attack.items,
         name: case.name,
@@ -200,8 +237,8 @@ pub fn markdown() -> String {
         "# What an agent in a sandbox may try\n\n<!-- Generated from the attack suite: change it there and run `cargo xtask codegen`. -->\n\n\
          Each attempt is made for real by `forkyard doctor --attack` (`--provider docker` for Docker) and by the tests: on local \
          sandboxes as root and as an ordinary user, and on a Docker engine. `denied`: refused. `harmless`: it works, and reaches \
-         only what is the sandbox's own or stays within its limits.\n\n\
-         | number | attempt | outcome | local: by | Docker: by |\n|---|---|---|---|---|\n",
+         only what is the sandbox's own or stays within its limits. `not stopped`: nothing is in its way there, so it is not \
+         made.\n\n| number | attempt | outcome | local: by | Docker: by |\n|---|---|---|---|---|\n",
     );
     for case in cases() {
         let Some(attack) = case.attack else { continue };
@@ -212,7 +249,11 @@ pub fn markdown() -> String {
             attack.attempt,
             attack.ending.as_str(),
             attack.layer(ProviderKind::Local, None),
-            attack.layer(ProviderKind::Docker, None),
+            match attack.ending(ProviderKind::Docker) {
+                Ending::Open =>
+                    format!("{}: {}", Ending::Open.as_str(), attack.layer(ProviderKind::Docker, None)),
+                _ => attack.layer(ProviderKind::Docker, None).into_owned(),
+            },
         ));
     }
     out.push_str("\nNot a sandbox's to stop:\n\n| number | attempt | by |\n|---|---|---|\n");

@@ -60,9 +60,12 @@ async fn attack(s: &Settings, only: &[u8], out: &Output<'_>) -> Result<Vec<Attac
     };
     let capabilities = provider.capabilities();
     let mut ctx = Ctx::new(provider, other, spec).on(stage);
-    let asked = |a: Attack| only.is_empty() || a.items.iter().any(|item| only.contains(item));
+    let asked = |a: &Attack| only.is_empty() || a.items.iter().any(|item| only.contains(item));
     let mut cases = attacks();
-    cases.retain(|case| (case.applies)(&capabilities) && case.attack.is_some_and(asked));
+    let is_open = |a: &Attack| a.ending(capabilities.provider) == Ending::Open;
+    cases.retain(|case| {
+        case.attack.as_ref().is_some_and(|a| asked(a) && ((case.applies)(&capabilities) || is_open(a)))
+    });
     if cases.is_empty() {
         let only: Vec<String> = only.iter().map(u8::to_string).collect();
         return Err(CliError::usage(format!("--only {}: not a sandbox's to stop", only.join(",")))
@@ -109,7 +112,7 @@ pub fn run(s: &Settings, only: &[u8], out: &mut Output<'_>) -> Result<Exit> {
             let color = match report.outcome {
                 Ending::Denied | Ending::Harmless => Color::Green,
                 Ending::Breach => Color::Red,
-                Ending::NotTried => Color::Yellow,
+                Ending::NotTried | Ending::Open => Color::Yellow,
             };
             table.row(vec![
                 Cell::new(items.join(", ")),
@@ -124,7 +127,7 @@ pub fn run(s: &Settings, only: &[u8], out: &mut Output<'_>) -> Result<Exit> {
             let color = match report.outcome {
                 Ending::Denied | Ending::Harmless => continue,
                 Ending::Breach => Color::Red,
-                Ending::NotTried => Color::Yellow,
+                Ending::NotTried | Ending::Open => Color::Yellow,
             };
             let (word, detail) = (report.outcome.as_str(), report.detail.as_deref().unwrap_or_default());
             out.line(&format!("{} {}: {}", style.paint(color, word), report.name, plain(detail)))?;
