@@ -1,10 +1,12 @@
 //! Resolve, judge, connect: in that order, once per connection, to the very addresses that were judged.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 
 use super::address::{self, Range};
 use super::decision::{Reason, Refusal};
@@ -57,14 +59,15 @@ pub async fn pin(
     target: &Target,
     named: &[Range],
     host_addresses: &HostAddresses,
-    resolver: &dyn Resolver,
+    resolver: &Arc<dyn Resolver>,
+    turns: &Arc<Semaphore>,
     timeout: Duration,
 ) -> Result<Pinned, Refusal> {
     let addresses = match &target.host {
         Host::Address(address) => vec![*address],
         Host::Name(name) => {
             let unresolved = |why: String| Refusal::new(Reason::Unresolved, format!("{name}: {why}"));
-            let answer = tokio::time::timeout(timeout, resolver.resolve(name))
+            let answer = tokio::time::timeout(timeout, look_up(name, resolver, turns))
                 .await
                 .map_err(|_| unresolved("the host's resolver did not answer in time".into()))?;
             let mut addresses = answer.map_err(|e| unresolved(e.to_string()))?;
@@ -88,6 +91,21 @@ pub async fn pin(
         Some(refusal) if open.is_empty() => Err(refusal),
         Some(_) | None => Ok(Pinned(open)),
     }
+}
+
+/// A lookup keeps its turn until its end, which may come long after anybody waits for it: it holds a thread until then.
+async fn look_up(
+    name: &str,
+    resolver: &Arc<dyn Resolver>,
+    turns: &Arc<Semaphore>,
+) -> io::Result<Vec<IpAddr>> {
+    let turn = turns.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (resolver, name) = (resolver.clone(), name.to_string());
+    let lookup = tokio::spawn(async move {
+        let _turn = turn;
+        resolver.resolve(&name).await
+    });
+    lookup.await.map_err(io::Error::other)?
 }
 
 /// The first of the pinned addresses that answers.

@@ -64,11 +64,13 @@ const HOP_BY_HOP: [HeaderName; 10] = [
     header::EXPECT,
 ];
 
-/// Ways to say another method than the one that was judged.
-const METHOD_OVERRIDES: [HeaderName; 3] = [
+/// Ways to say another method or another path than the one that was judged.
+const OVERRIDES: [HeaderName; 5] = [
     HeaderName::from_static("x-http-method-override"),
     HeaderName::from_static("x-http-method"),
     HeaderName::from_static("x-method-override"),
+    HeaderName::from_static("x-original-url"),
+    HeaderName::from_static("x-rewrite-url"),
 ];
 
 /// Headers that a sandbox can't have dropped by naming them in `Connection`: they decide where a request goes and ends.
@@ -130,7 +132,7 @@ pub fn prepare<B: Body>(
     strip(request)?;
     let headers = request.headers_mut();
     if grant.terminated() {
-        for name in &METHOD_OVERRIDES {
+        for name in &OVERRIDES {
             headers.remove(name);
         }
     }

@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::ca::CertAuthority;
 use super::connection::Connection;
-use super::decision::{Reason, Refusal};
+use super::decision::Refusal;
 use super::dial::{self, HostAddresses, Pinned, Target};
 use super::host::Host;
 use super::inside;
@@ -199,7 +199,7 @@ pub(super) struct Site {
     pub policy: Policy,
     pub recorder: Recorder,
     meter: Arc<Meter>,
-    lookups: Semaphore,
+    lookups: Arc<Semaphore>,
     shared: Arc<Shared>,
 }
 
@@ -223,15 +223,11 @@ impl Site {
         self.shared.config.authority.server_config(host)
     }
     pub async fn pin(&self, target: &Target) -> Result<Pinned, Refusal> {
-        let _permit = self
-            .lookups
-            .acquire()
-            .await
-            .map_err(|_| Refusal::new(Reason::Unresolved, "the proxy is shutting down"))?;
         let config = &self.shared.config;
         let timeout = config.limits.connect_timeout;
         let named = self.policy.named_ranges(target.port);
-        dial::pin(target, &named, &self.shared.host_addresses, &*config.resolver, timeout).await
+        let addresses = &self.shared.host_addresses;
+        dial::pin(target, &named, addresses, &config.resolver, &self.lookups, timeout).await
     }
 }
 
@@ -287,7 +283,7 @@ impl EgressProxy {
             recorder: Recorder::new(sandbox.clone(), self.shared.config.on_decision.clone()),
             id: sandbox.clone(),
             meter,
-            lookups: Semaphore::new(LOOKUPS_PER_SANDBOX),
+            lookups: Arc::new(Semaphore::new(LOOKUPS_PER_SANDBOX)),
             shared: self.shared.clone(),
         });
         let accepting = tokio::spawn(accept_all(Arc::clone(&site), listener));
