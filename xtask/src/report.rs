@@ -83,7 +83,7 @@ fn one(s: &Scenario) -> Result<(String, bool)> {
     for line in BufReader::new(said).lines() {
         let line = line?;
         println!("{line}");
-        if line.starts_with('|') || (runs_tests && line.contains("tests run:")) {
+        if is_kept(&line, runs_tests) {
             table.push_str(line.trim_start());
             table.push('\n');
         }
@@ -99,6 +99,17 @@ fn one(s: &Scenario) -> Result<(String, bool)> {
         line(&s.program),
     );
     Ok((section, ok))
+}
+
+/// Tables, what the runner says of all tests and of those that failed, and what a benchmark says of where it ran.
+fn is_kept(line: &str, of_tests: bool) -> bool {
+    let line = line.trim_start();
+    if of_tests {
+        line.contains("tests run:")
+            || ["FAIL ", "TIMEOUT ", "SIGKILL "].iter().any(|word| line.starts_with(word))
+    } else {
+        ["|", "Kernel ", "Not measured"].iter().any(|start| line.starts_with(start))
+    }
 }
 
 fn command(program: &Program) -> Result<Command> {
