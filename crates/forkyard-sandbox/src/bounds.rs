@@ -15,7 +15,7 @@ const MAX_LIFETIME_MS: u64 = 366 * 24 * 3600 * 1000;
 const MAX_LABELS: usize = 64;
 const MAX_LABEL_BYTES: usize = 1024;
 /// Of names and values together: the environment of every command.
-const MAX_ENV_BYTES: usize = 64 << 10;
+pub(crate) const MAX_ENV_BYTES: usize = 64 << 10;
 
 /// `min_memory`: below it this provider starts no program.
 pub(crate) fn check(spec: &SandboxSpec, min_memory: u64) -> Result<()> {

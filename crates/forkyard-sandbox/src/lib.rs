@@ -59,12 +59,25 @@ pub(crate) fn now() -> Timestamp {
 /// Clock ticks from the machine's start to the birth of a process: with them, its number means no other one. None if it is gone,
 /// also if only its parent has not seen that yet.
 pub(crate) fn born(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything.
-    let (_, after) = stat.rsplit_once(") ")?;
-    let fields: Vec<&str> = after.split_ascii_whitespace().collect();
-    (fields.first() != Some(&"Z")).then_some(())?;
-    fields.get(19)?.parse().ok()
+    birth(pid).ok().flatten()
+}
+
+/// The same, told apart from that nobody can look just now.
+pub(crate) fn birth(pid: u32) -> std::io::Result<Option<u64>> {
+    let stat = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound || e.raw_os_error() == Some(libc::ESRCH) => {
+            return Ok(None);
+        }
+        read => read?,
+    };
+    let parse = || {
+        // The name in parentheses may hold anything.
+        let (_, after) = stat.rsplit_once(") ")?;
+        let fields: Vec<&str> = after.split_ascii_whitespace().collect();
+        (fields.first() != Some(&"Z")).then_some(())?;
+        fields.get(19)?.parse().ok()
+    };
+    Ok(parse())
 }
 
 pub type Result<T, E = SandboxError> = std::result::Result<T, E>;

@@ -406,13 +406,18 @@ impl Inner {
             // The greeting waits for the guest in its socket.
             let (proxy, client) =
                 tokio::join!(cloned.ready(), GuestClient::connect(control, meta.attempt, None));
-            let egress = self.serve(&id, spec, proxy?)?;
+            let proxy = proxy?;
+            if !link::is_alive(&meta) {
+                return Err(unseen(&id));
+            }
+            let egress = self.serve(&id, spec, proxy)?;
             Ok(LocalSandbox::new(Arc::clone(self), &meta, client?, egress) as Arc<dyn Sandbox>)
         };
         let result = result.await;
         drop(room); // from now on the limit holds
         if result.is_err() {
-            let _ = link::kill(&meta).await;
+            // Also one whose birth nobody could see.
+            let _ = link::kill_by(cloned.pidfd, &id).await;
             self.remove_groups(meta.cgroups);
         }
         result
@@ -462,7 +467,8 @@ impl Inner {
         let id = meta.id.clone();
         let dir = self.state.sandbox(&id);
         let client = connect(&id, &dir, attempt).await?;
-        if attempt > meta.attempt {
+        // Others hold no lock, and what they read may be old by now; the guest knows the attempt all the same.
+        if attempt > meta.attempt && tie == Tie::Owner {
             meta.attempt = attempt;
             self.state.save(&meta)?;
         }
@@ -477,6 +483,14 @@ impl Inner {
         }
         Ok(LocalSandbox::new(Arc::clone(self), &meta, client, egress))
     }
+}
+
+/// It is there, and /proc does not say so: whoever looks for it later would take it for gone.
+fn unseen(id: &SandboxId) -> SandboxError {
+    let what = format!("sandbox {id} is made, but /proc does not show its process to this user");
+    SandboxError::new(ErrorKind::Unsupported, what).hint(
+        "if /proc is mounted with hidepid (grep ' /proc ' /proc/mounts): mount -o remount,hidepid=0 /proc, or its gid= for a group of this user",
+    )
 }
 
 fn fence(meta: &Meta, attempt: Attempt) -> Result<()> {

@@ -11,6 +11,7 @@ use forkyard_guest::protocol::{
     Answer, MAX_FRAME_TO_HOST, Op, PREFIX, Reply, Request, VERSION, decode_prefix, encode,
 };
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
@@ -18,7 +19,7 @@ use super::fd::{self, Messages};
 use super::state::Meta;
 use super::zygote::unavailable;
 use crate::guest_client::{QUIET_WITHIN, Quiet, from_fault};
-use crate::{ErrorKind, Result, SandboxError, born};
+use crate::{ErrorKind, Result, SandboxError, birth};
 
 /// A guest answers at once or is not there.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
@@ -61,28 +62,46 @@ pub fn connect(id: &SandboxId, dir: &Path) -> Result<UnixStream> {
     })
 }
 
+/// One that nobody can look at just now counts as alive: nothing is taken from it.
 pub fn is_alive(meta: &Meta) -> bool {
+    looked_at(meta).unwrap_or(true)
+}
+
+fn looked_at(meta: &Meta) -> io::Result<bool> {
     // Of an earlier start of the machine both numbers may be somebody else's by now.
-    meta.boot.goes_on()
-        && u32::try_from(meta.pid).ok().filter(|pid| *pid > 0).and_then(born) == Some(meta.born)
+    match u32::try_from(meta.pid) {
+        Ok(pid) if pid > 0 && meta.boot.goes_on() => Ok(birth(pid)? == Some(meta.born)),
+        _ => Ok(false),
+    }
 }
 
 /// A handle on the sandbox's pid 1 that can't come to mean another process. None if it is gone.
-pub fn pidfd(meta: &Meta) -> Option<OwnedFd> {
-    let fd = pidfd_open(Pid::from_raw(meta.pid)?, PidfdFlags::empty()).ok()?;
-    is_alive(meta).then_some(fd)
+pub fn pidfd(meta: &Meta) -> Result<Option<OwnedFd>> {
+    let failed = |e: io::Error| unavailable(format!("process of sandbox {}: {e}", meta.id));
+    let Some(pid) = Pid::from_raw(meta.pid) else { return Ok(None) };
+    let fd = match pidfd_open(pid, PidfdFlags::empty()) {
+        Err(Errno::SRCH) => return Ok(None),
+        opened => opened.map_err(|e| failed(e.into()))?,
+    };
+    Ok(looked_at(meta).map_err(failed)?.then_some(fd))
 }
 
 /// Kills pid 1, and with it everything inside; returns when all of it is gone.
 pub async fn kill(meta: &Meta) -> Result<()> {
-    let Some(pidfd) = pidfd(meta) else { return Ok(()) };
+    match pidfd(meta)? {
+        Some(pidfd) => kill_by(pidfd, &meta.id).await,
+        None => Ok(()),
+    }
+}
+
+pub async fn kill_by(pidfd: OwnedFd, id: &SandboxId) -> Result<()> {
     if pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
         return Ok(()); // gone just now
     }
     match tokio::time::timeout(END_WITHIN, fd::wait_gone(pidfd.as_fd())).await {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(e)) => Err(unavailable(format!("waiting for the end of sandbox {}: {e}", meta.id))),
-        Err(_) => Err(SandboxError::new(ErrorKind::Timeout, format!("sandbox {} does not end", meta.id))),
+        Ok(Err(e)) => Err(unavailable(format!("waiting for the end of sandbox {id}: {e}"))),
+        Err(_) => Err(SandboxError::new(ErrorKind::Timeout, format!("sandbox {id} does not end"))),
     }
 }
 

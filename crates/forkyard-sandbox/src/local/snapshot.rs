@@ -16,6 +16,7 @@ use super::link::Line;
 use super::sandbox::LocalSandbox;
 use super::state::{self, Boot, Kept, Lock, Meta, Sealing, SnapshotMeta};
 use super::zygote::unavailable;
+use crate::guest_client::Quiet;
 use crate::traits::stands_too_long;
 use crate::{
     ErrorKind, Labels, ProviderKind, Result, Sandbox, SandboxError, SnapshotInfo, SnapshotMode, now,
@@ -64,6 +65,11 @@ impl Base {
     }
 }
 
+/// Of the layer that the sandbox writes to. None: it is on a disk of its own.
+fn layer_number(quiet: &Quiet) -> Option<u32> {
+    quiet.layer.as_deref()?.parse().ok()
+}
+
 pub(super) fn worked(result: WorkResult) -> Result<(u64, u64)> {
     match result {
         WorkResult::Done { bytes, entries } => Ok((bytes, entries)),
@@ -104,14 +110,20 @@ impl Inner {
         let mut meta = self.meta(sandbox)?;
         // Whoever knows the newest attempt may do this; the guest refuses all others. The quiet lasts as long as this line.
         let line = Line::open(sandbox, &self.state.sandbox(sandbox), attempt).await?;
-        let quiet = line.quiesce().await?;
+        let mut quiet = line.quiesce().await?;
         let taken = async {
-            if let Some(number) = quiet.layer.as_deref().and_then(|layer| layer.parse().ok()) {
+            if let Some(number) = layer_number(&quiet) {
                 self.settle_seal(&mut meta, Some(number))?;
+                if number != meta.upper {
+                    return Err(unavailable(format!(
+                        "sandbox {sandbox} writes to another layer than it should"
+                    ))
+                    .hint(format!("save what you need of it, then: forkyard sandbox rm {sandbox}")));
+                }
             }
             if !quiet.busy
                 && !meta.disk
-                && let Some(layers) = self.seal(&mut meta, &line, &lock).await?
+                && let Some(layers) = self.seal(&mut meta, &line, &lock, &mut quiet).await?
             {
                 return Ok((layers, SnapshotMode::Sealed));
             }
@@ -119,11 +131,11 @@ impl Inner {
             let live = Live { meta: &meta, line: &line, busy: quiet.busy };
             Ok((self.copy_live(&live, id).await?, SnapshotMode::Copied))
         };
-        let taken: Result<_> = taken.await;
-        if !matches!(taken, Ok((_, SnapshotMode::Sealed))) {
+        // After an error the quiet ends with the line, which whatever may still be at work holds too.
+        let (mut layers, mode) = taken.await?;
+        if mode == SnapshotMode::Copied {
             line.ask(Op::Thaw, Vec::new()).await?;
         }
-        let (mut layers, mode) = taken?;
         if layers.len() > MAX_DEPTH {
             // Of a copy, once everything goes on: those of the sandbox are not for a snapshot to change.
             layers = self.flatten(layers, id).await?;
@@ -218,11 +230,11 @@ impl Inner {
         meta: &mut Meta,
         line: &Line,
         lock: &Lock,
+        quiet: &mut Quiet,
     ) -> Result<Option<Vec<String>>> {
         let not_sealed = |meta: &Meta, e: SandboxError| {
             tracing::warn!(sandbox = %meta.id, error = %e, "the layer was not sealed");
         };
-        let before = meta.upper;
         *meta = match self.begin_seal(meta) {
             Ok(next) => next,
             Err(e) => {
@@ -230,10 +242,16 @@ impl Inner {
                 return Ok(None);
             }
         };
-        if let Err(e) = self.replace_root(meta, line, lock).await {
-            not_sealed(meta, e);
-            self.settle_seal(meta, Some(before))?;
-            return Ok(None);
+        match self.replace_root(meta, line, lock).await {
+            Ok(()) => {}
+            // Nobody knows what becomes of it, and it keeps the sandbox quiet until its end: whoever comes next asks the guest.
+            Err(e) if e.kind == ErrorKind::Timeout => return Err(e),
+            Err(e) => {
+                not_sealed(meta, e);
+                if !self.is_sealed(meta, line, quiet).await? {
+                    return Ok(None);
+                }
+            }
         }
         line.ask(Op::Thaw, Vec::new()).await?;
         let layers = meta.lower.clone();
@@ -242,6 +260,20 @@ impl Inner {
             tracing::warn!(sandbox = %meta.id, error = %e, "what a seal left was not removed");
         }
         Ok(Some(layers))
+    }
+
+    /// Whether a seal was done that ended with an error: it may have been the last step that failed, and only the guest knows in
+    /// which layer it goes on. It is quiet anew, and if not everything is as it was before.
+    async fn is_sealed(self: &Arc<Self>, meta: &mut Meta, line: &Line, quiet: &mut Quiet) -> Result<bool> {
+        line.ask(Op::Thaw, Vec::new()).await?;
+        *quiet = line.quiesce().await?;
+        let on = layer_number(quiet)
+            .ok_or_else(|| unavailable(format!("sandbox {} does not say what it writes to", meta.id)))?;
+        if on == meta.upper {
+            return Ok(true);
+        }
+        self.settle_seal(meta, Some(on))?;
+        Ok(false)
     }
 
     /// The middle of a seal that was begun: whoever does not live to its end leaves a sandbox that goes on in one of the two
@@ -285,8 +317,12 @@ impl Inner {
         // One that ended before it wrote anything in the new layer loses nothing if the old one is its live one again.
         let happened = match on {
             Some(number) => number == meta.upper,
+            // If a snapshot has the sealed one, nobody may write there again.
             None => {
                 std::fs::read_dir(part("up", meta.upper)).is_ok_and(|mut entries| entries.next().is_some())
+                    || state::names(&self.state.layer(&sealing.layer).join("refs"))?
+                        .iter()
+                        .any(|r| *r != user)
             }
         };
         let gone = if happened {
@@ -607,6 +643,39 @@ mod tests {
         assert!(counted >= 3_000_000, "{counted}");
         provider.destroy(&id).await.unwrap();
         provider.settle().await;
+    }
+
+    /// The helper fails once the root is replaced, or before: either way nothing that was written is lost.
+    #[tokio::test]
+    async fn after_an_error_the_guest_says_whether_it_is_sealed() {
+        for done in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let provider = LocalProvider::new(dir.path(), LocalOptions::default()).unwrap();
+            let (inner, id) = (&provider.inner, SandboxId::new("torn").unwrap());
+            let sandbox = provider.create(&id, Attempt(1), &offline(Root::Default)).await.unwrap();
+            sh(&sandbox, "echo old > file").await;
+            let lock = inner.state.lock(id.as_str()).await.unwrap();
+            let line = Line::open(&id, &inner.state.sandbox(&id), Attempt(1)).await.unwrap();
+            let mut quiet = line.quiesce().await.unwrap();
+            let mut meta = inner.begin_seal(&inner.meta(&id).unwrap()).unwrap();
+            if done {
+                inner.replace_root(&mut meta, &line, &lock).await.unwrap();
+            }
+            assert_eq!(inner.is_sealed(&mut meta, &line, &mut quiet).await.unwrap(), done);
+            assert_eq!(layer_number(&quiet), Some(meta.upper));
+            drop((line, lock));
+            sh(&sandbox, "echo new > file").await;
+            let name = SnapshotId::new("after").unwrap();
+            let mode = sandbox.snapshot(&name, &Labels::new()).await.unwrap().mode;
+            assert_eq!(mode, SnapshotMode::Sealed);
+            let child = SandboxId::new("child").unwrap();
+            let child = provider.create(&child, Attempt(1), &offline(Root::Snapshot(name))).await.unwrap();
+            assert_eq!(sh(&child, "cat file").await, "new\n", "done: {done}");
+            for id in [&id, child.id()] {
+                provider.destroy(id).await.unwrap();
+            }
+            provider.settle().await;
+        }
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@
 //! work under way, and is left alone. Any number of processes may sweep the same state folder.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -59,6 +60,16 @@ fn is_over(meta: &Meta) -> bool {
     meta.deadline <= now && (!link::is_alive(meta) || now.since(meta.deadline) > GRACE)
 }
 
+/// Of a layer. None: it has lost its last one.
+fn users(layer: &Path) -> Result<Option<Vec<String>>> {
+    let refs = layer.join("refs");
+    match std::fs::symlink_metadata(&refs) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(state::io_error(&refs, &e)),
+        Ok(_) => state::names(&refs).map(Some),
+    }
+}
+
 impl Inner {
     /// In the background, when this provider makes or finds its first sandbox, unless somebody did so just now.
     pub(super) fn sweep_if_due(self: &Arc<Self>) {
@@ -82,11 +93,13 @@ impl Inner {
     pub(super) async fn sweep(self: &Arc<Self>) -> Result<()> {
         let mut groups = self.cgroups.left(self.state.tag());
         let mut skeletons = BTreeSet::new();
+        let mut all_known = true;
         let mut swept = Ok(());
         for id in self.state.sandboxes()? {
             let groups = groups.remove(id.as_str()).unwrap_or_default();
-            let known = self.state.load(&id).ok().flatten();
-            skeletons.extend(known.into_iter().map(|meta| meta.skeleton));
+            let known = self.state.load(&id);
+            all_known &= known.is_ok();
+            skeletons.extend(known.ok().flatten().map(|meta| meta.skeleton));
             let done = self.sweep_sandbox(&id, groups).await;
             if let Err(e) = &done {
                 tracing::warn!(sandbox = %id, error = %e, "a leftover stays");
@@ -103,7 +116,10 @@ impl Inner {
         swept = swept.and(self.sweep_snapshots().await);
         swept = swept.and(self.sweep_parts("images", "image."));
         swept = swept.and(self.sweep_layers());
-        swept = swept.and(self.sweep_skeletons(&skeletons));
+        // One that can't be read stands on one of them.
+        if all_known {
+            swept = swept.and(self.sweep_skeletons(&skeletons));
+        }
         for path in self.state.trashed()? {
             self.remove_later(path);
         }
@@ -162,17 +178,23 @@ impl Inner {
 
     fn sweep_layers(self: &Arc<Self>) -> Result<()> {
         let mut by_user: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let mut swept = Ok(());
         for layer in state::names(&self.state.root.join("layers"))? {
             let path = self.state.layer(&layer);
-            match (state::names(&path.join("refs")), layer.split_once(state::PART)) {
-                (_, Some((user, _))) => by_user.entry(user.into()).or_default().push(layer),
-                (Ok(users), None) => {
+            if let Some((user, _)) = layer.split_once(state::PART) {
+                by_user.entry(user.into()).or_default().push(layer);
+                continue;
+            }
+            match users(&path) {
+                Ok(Some(users)) => {
                     for user in users {
                         by_user.entry(user).or_default().push(layer.clone());
                     }
                 }
                 // Nobody can become a user of it again.
-                (Err(_), None) => self.discard(&path)?,
+                Ok(None) => self.discard(&path)?,
+                // Whose it is can't be told now: too many open files is no reason to remove it.
+                Err(e) => swept = swept.and(Err(e)),
             }
         }
         for (text, layers) in by_user {
@@ -193,7 +215,7 @@ impl Inner {
                 }
             }
         }
-        Ok(())
+        swept
     }
 
     fn layers_of(&self, user: &User) -> Result<Vec<String>> {

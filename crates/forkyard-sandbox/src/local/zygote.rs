@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use forkyard_guest::zygote::{
-    Answer, Ask, Groups, RESTACK_FDS, Ready, RestackAsk, RootAsk, Start, Work, WorkResult,
+    Answer, Ask, Groups, MAX_MESSAGE, RESTACK_FDS, Ready, RestackAsk, RootAsk, Start, Work, WorkResult,
 };
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use tokio::sync::Mutex;
@@ -338,6 +338,10 @@ impl Zygote {
 
     async fn ask(&self, ask: &Ask, fds: Vec<OwnedFd>) -> Result<(i32, OwnedFd)> {
         let text = serde_json::to_vec(ask).expect("messages have string keys and no failing parts");
+        if text.len() > MAX_MESSAGE {
+            let what = format!("{} bytes are too many for the sandbox helper", text.len());
+            return Err(SandboxError::new(ErrorKind::Invalid, what).hint("use fewer or shorter variables"));
+        }
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
         let gone = || unavailable("the sandbox helper is gone");
         let mut commands = self.commands.lock().await;
@@ -364,8 +368,8 @@ impl Zygote {
         let (channel, theirs) = message_pair().map_err(unavailable)?;
         let mut all = vec![theirs];
         all.extend(fds);
-        let (pid, _pidfd) = self.ask(&ask, all).await?;
-        Ok(Cloned { pid, channel: Messages::new(channel).map_err(unavailable)? })
+        let (pid, pidfd) = self.ask(&ask, all).await?;
+        Ok(Cloned { pid, pidfd, channel: Messages::new(channel).map_err(unavailable)? })
     }
 
     /// Puts a new root under a quiet sandbox, whoever's zygote it was cloned from. `held`: its user and mount namespace, the line
@@ -446,6 +450,7 @@ impl Begun {
 /// A clone on its way to a sandbox.
 pub struct Cloned {
     pub pid: i32,
+    pub pidfd: OwnedFd,
     channel: Messages,
 }
 

@@ -29,6 +29,7 @@ use super::snapshot::worked;
 use super::state::{self, io_error};
 use super::sync::sync_file_system;
 use super::zygote::unavailable;
+use crate::bounds::MAX_ENV_BYTES;
 use crate::{ErrorKind, Result, SandboxError, UnusedImage, bytes_in};
 
 /// Of an image as a whole, unpacked.
@@ -78,6 +79,9 @@ impl ImageConfig {
     pub fn checked(self) -> std::result::Result<ImageConfig, String> {
         if self.env.len() > MAX_VARIABLES {
             return Err(format!("it has more than {MAX_VARIABLES} variables"));
+        }
+        if self.env.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>() > MAX_ENV_BYTES {
+            return Err(format!("its variables have more than {} KiB", MAX_ENV_BYTES >> 10));
         }
         if let Some((name, _)) = self.env.iter().find(|(name, value)| !is_variable(name, value)) {
             let shown: String = name.chars().take(100).collect();
@@ -352,7 +356,7 @@ impl<R: Read> Read for Hashed<R> {
 fn feed(blob: &Blob, id: &Digest, to: OwnedFd, max: u64) -> Result<()> {
     let broken = |e: std::io::Error| refused(format!("a layer can't be read: {e}"));
     let open = || -> std::io::Result<std::io::Take<File>> {
-        let mut file = File::open(&blob.path)?;
+        let mut file = source::open_file(&blob.path)?;
         file.seek(SeekFrom::Start(blob.offset))?;
         Ok(file.take(blob.length))
     };

@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 
 use super::source::{Blob, Descriptor, Digest, Image, MAX_INDEX_DEPTH, MAX_JSON, MAX_LAYERS, Manifest};
 use super::source::{checked, choose, parse};
-use super::{hash, refused};
+use super::{LIMITS, hash, refused};
 use crate::local::state::io_error;
 use crate::{ErrorKind, Result, SandboxError};
 
@@ -242,6 +242,10 @@ pub async fn fetch(reference: &Reference, dir: &Path) -> Result<Image> {
     }
     if manifest.layers.len() > MAX_LAYERS {
         return Err(refused("it has too many layers".into()));
+    }
+    // What does not fit unpacked is not fetched either: all of it lies on the disk at once.
+    if manifest.layers.iter().fold(0, |sum: u64, layer| sum.saturating_add(layer.size)) > LIMITS.bytes {
+        return Err(refused("its layers are longer than the bound on bytes".into()));
     }
     let mut layers = Vec::new();
     for layer in &manifest.layers {

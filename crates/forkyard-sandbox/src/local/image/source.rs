@@ -203,7 +203,7 @@ struct Saved {
 }
 
 /// Somebody else may have made it: anything but a file could keep who opens or reads it waiting for ever.
-fn open_file(path: &Path) -> std::io::Result<File> {
+pub fn open_file(path: &Path) -> std::io::Result<File> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
@@ -252,7 +252,7 @@ pub fn archive(path: &Path) -> Result<Image> {
             return Err(refused(format!("{name} is too large")));
         }
         let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
-        let file = File::open(path).map_err(broken)?;
+        let file = open_file(path).map_err(broken)?;
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut data, offset).map_err(broken)?;
         Ok(data)
     };
