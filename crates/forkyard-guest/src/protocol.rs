@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 /// Raised when an old host could misread a new guest or the other way round; both sides refuse another version.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Largest body of one data frame: big enough to be cheap, small enough that streams share a connection fairly.
 pub const MAX_CHUNK: usize = 256 << 10;

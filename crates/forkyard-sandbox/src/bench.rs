@@ -213,6 +213,9 @@ async fn single(provider: &LocalProvider, options: &Options, report: &mut Report
             report.ratio("forkyard sandbox run true / bwrap", program, bwrap, at_most(2.5));
         }
     }
+    if !bwrap {
+        report.missing.push("bubblewrap: there is no bwrap on the PATH: install bubblewrap".into());
+    }
     let single = busybox.then(|| Single { whole: times.p50(LIFE_STATIC), exec: times.p50(EXEC_STATIC) });
     report.times(times);
     Ok(single)

@@ -14,6 +14,7 @@ mod exec;
 pub mod guest_client;
 pub mod here;
 pub mod local;
+mod lock;
 pub mod owner;
 mod traits;
 mod volumes;

@@ -24,6 +24,7 @@ use forkyard_server::inside::Inside;
 use forkyard_store::Store;
 use tokio_util::sync::CancellationToken;
 
+use crate::commands::run_options::docker_image;
 use crate::doing::Doing;
 use crate::error::{CliError, Result};
 use crate::internal::Internal;
@@ -282,6 +283,7 @@ fn local(
 async fn docker(s: &Settings, egress: Arc<dyn EgressFactory>) -> Result<Arc<dyn Provider>, SandboxError> {
     let options = DockerOptions {
         host: s.docker_host.clone(),
+        image: docker_image(s),
         egress: Some(egress),
         warm: s.docker_warm as usize,
         private: private(s),

@@ -68,6 +68,15 @@ pub enum Scale {
     Full,
 }
 
+impl Scale {
+    fn name(self) -> &'static str {
+        match self {
+            Scale::Ci => "ci",
+            Scale::Full => "full",
+        }
+    }
+}
+
 impl Mode {
     fn name(self) -> &'static str {
         match self {
@@ -94,6 +103,7 @@ impl Mode {
 struct Plan {
     /// As whom, and which tests.
     modes: Vec<(&'static str, String)>,
+    scale: Scale,
     /// For each test, and for all of it.
     limit: Duration,
     deadline: Duration,
@@ -111,6 +121,7 @@ impl Plan {
         };
         Plan {
             modes: modes.iter().map(|mode| (mode.name(), tests(mode))).collect(),
+            scale: args.scale,
             limit: Duration::from_secs(60 * minutes / 2),
             deadline: Duration::from_secs(60 * minutes),
             verbose: args.verbose,
@@ -122,9 +133,10 @@ impl Plan {
         let only: String =
             self.modes.iter().map(|(name, tests)| format!(" forkyard.only.{name}={tests}")).collect();
         format!(
-            "console=ttyS0 quiet loglevel=2 panic=-1 forkyard.modes={} forkyard.limit={}{only}",
+            "console=ttyS0 quiet loglevel=2 panic=-1 forkyard.modes={} forkyard.limit={} forkyard.scale={}{only}",
             names.join(","),
             self.limit.as_secs(),
+            self.scale.name(),
         )
     }
 }
@@ -362,6 +374,7 @@ mod tests {
             "forkyard.modes=user",
             "forkyard.only.user=machine::|conformance_here|attacks_here",
             "forkyard.limit=600",
+            "forkyard.scale=ci",
         ] {
             assert!(line.split(' ').any(|w| w == word), "{word} in {line}");
         }

@@ -62,7 +62,7 @@ as() {
 	esac
 	(
 		sh -c 'echo $PPID' >"$group/cgroup.procs"
-		export HOME=$home TMPDIR=$home/tmp FORKYARD_MACHINE=$mode FORKYARD_TEST_REQUIRE=1
+		export HOME=$home TMPDIR=$home/tmp FORKYARD_MACHINE=$mode FORKYARD_MACHINE_SCALE=$scale FORKYARD_TEST_REQUIRE=1
 		mkdir -p $home/tmp
 		[ -z "$who" ] || chown 1000:1000 $home/tmp
 		cd $home
@@ -70,7 +70,7 @@ as() {
 	)
 }
 
-limit=$(setting limit)
+limit=$(setting limit) scale=$(setting scale)
 failed=0 passed=0
 echo "vm: up $(uname -r), $(nproc) cores, landlock $(grep -c landlock /sys/kernel/security/lsm), $(seconds) s"
 for mode in $(setting modes | tr , ' '); do
@@ -89,6 +89,7 @@ for mode in $(setting modes | tr , ' '); do
 				passed=$((passed + 1))
 				echo "vm: ok $mode $test $took s"
 				grep -E '^ *[0-9]+ ms ' /tmp/output | sort -rn
+				grep '^left out' /tmp/output
 			else
 				failed=$((failed + 1))
 				echo "vm: FAILED $mode $test $took s, exit status $code"

@@ -8,7 +8,7 @@ use rustix::mount::MountAttrFlags;
 
 use super::root::{make_below, overlay_of, own};
 use super::{Common, keep_only, receive, reply};
-use crate::serve::{self, Freezer, OomScore, Reach};
+use crate::serve::{self, Freezer, OomScore};
 use crate::sys::mount::{LOCKED_DOWN, attach, attach_below, clone_tree, new_fs, pivot_here};
 use crate::sys::process::{drop_capabilities, exit_now, map_id, set_dumpable, unshare};
 use crate::sys::{Failure, Result, Step, landlock, seccomp, socket};
@@ -101,7 +101,7 @@ pub fn sandbox(ask: SandboxAsk, mut fds: Vec<OwnedFd>, born: Born, common: &Comm
                 oom_events,
                 freezer,
                 oom_score,
-                reach: Reach::Root,
+                landlock: true,
             })
         }
         Err(Failure { step, errno }) => {

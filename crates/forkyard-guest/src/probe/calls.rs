@@ -284,6 +284,7 @@ const ATTEMPTS: &[Attempt] = &[
     (19, "odd-socket-protocol", || {
         call!(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_MPTCP)
     }),
+    (19, "odd-socket-mix", || call!(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_UDP)),
     (19, "generic-netlink", || {
         call!(libc::SYS_socket, libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_GENERIC)
     }),

@@ -18,14 +18,18 @@ mod watch;
 mod work;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::os::fd::OwnedFd;
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
 use forkyard_guest::zygote::Watch;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use serde::Deserialize;
+
+use crate::sys::Step;
+use crate::sys::landlock::{self, Rights};
 
 pub use freezer::Freezer;
 pub use outbox::Outbox;
@@ -55,16 +59,8 @@ pub struct Config {
     /// Without one, commands are paused by signals.
     pub freezer: Option<Freezer>,
     pub oom_score: Option<OomScore>,
-    pub reach: Reach,
-}
-
-/// What commands may open, by Landlock where the kernel has it.
-pub enum Reach {
-    /// What is below the root.
-    Root,
-    /// What is below the root, and nothing is changed in this folder of the root's: it is the host's too, and the guest's user
-    /// may write there.
-    AllBut(OsString),
+    /// Commands may open only what is below the root, by Landlock where the kernel has it.
+    pub landlock: bool,
 }
 
 /// Serves until the deadline or until it is told to end. Ending pid 1 ends every process of the sandbox.
@@ -97,6 +93,9 @@ struct ContainerConfig {
     /// The folder that holds everything a command can fill, and how much it may hold.
     #[serde(default)]
     disk: Option<(String, u64)>,
+    /// The folder that the socket lies in is the host's too, a mount of its own.
+    #[serde(default)]
+    shared: bool,
     /// Folders of the host, by where they are mounted: device and inode of what the host has checked.
     #[serde(default)]
     volumes: Vec<(String, u64, u64)>,
@@ -122,6 +121,36 @@ fn open_shared(socket: &Path) -> rustix::io::Result<OwnedFd> {
     let dir = socket.parent().unwrap_or(Path::new("/"));
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat2(CWD, dir, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+}
+
+/// The folder of the root that leads to the socket is read-only from now on for this guest and all that it starts: it is the
+/// host's too, and the guest's user may write there. One rule for all, so that commands may look at each other.
+fn keep_out_of(socket: &Path) -> crate::sys::Result<()> {
+    let own = socket.components().nth(1).map(|part| part.as_os_str().to_owned()).unwrap_or_default();
+    let dirs = all_but(&own).step("folders of the root")?;
+    match landlock::ruleset(dirs.iter().map(|(dir, rights)| (dir.as_fd(), *rights))).step("rules")? {
+        Some(ruleset) if !landlock::restrict_self(ruleset.as_raw_fd()) => {
+            Err(std::io::Error::last_os_error()).step("restrict")
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn all_but(own: &OsStr) -> rustix::io::Result<Vec<(OwnedFd, Rights)>> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let root = rustix::fs::open("/", flags, Mode::empty())?;
+    let mut dirs = Vec::new();
+    let list = rustix::fs::openat(&root, ".", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    for entry in rustix::fs::Dir::new(list)? {
+        let name = entry?.file_name().to_owned();
+        let skipped = [b".", b"..".as_slice(), own.as_bytes()].contains(&name.to_bytes());
+        // Links lead to what has its own rights, and a root that is read-only has no files to change.
+        if !skipped && let Ok(dir) = rustix::fs::openat(&root, name, flags, Mode::empty()) {
+            dirs.push((dir, Rights::All));
+        }
+    }
+    dirs.push((root, Rights::Read));
+    Ok(dirs)
 }
 
 /// Never more than was left when it was started, except for who asked for less than an engine takes to start it.
@@ -155,9 +184,14 @@ pub fn container(socket: &str) -> ExitCode {
     if let Err(e) = crate::sys::seccomp::install(&crate::sys::seccomp::program()) {
         return fail(format!("seccomp: {e}"));
     }
-    match open_shared(Path::new(socket)) {
-        Ok(shared) => crate::files::close(&shared),
-        Err(e) => return fail(format!("the image has something in the way of {socket}: {e}")),
+    let socket = Path::new(socket);
+    if config.shared {
+        match open_shared(socket) {
+            Ok(shared) => crate::files::close(&shared),
+            Err(e) => {
+                return fail(format!("the image has something in the way of {}: {e}", socket.display()));
+            }
+        }
     }
     if let Err(e) = check_volumes(&config.volumes) {
         return fail(e);
@@ -165,7 +199,7 @@ pub fn container(socket: &str) -> ExitCode {
     let _ = std::fs::remove_file(socket);
     let listener = match std::os::unix::net::UnixListener::bind(socket) {
         Ok(listener) => listener,
-        Err(e) => return fail(format!("{socket}: {e}")),
+        Err(e) => return fail(format!("{}: {e}", socket.display())),
     };
     let proxy = match config.proxy_port.map(crate::sys::socket::listen_loopback).transpose() {
         Ok(proxy) => proxy,
@@ -179,11 +213,15 @@ pub fn container(socket: &str) -> ExitCode {
         Ok(upper) => upper,
         Err(e) => return fail(format!("disk: {e}")),
     };
+    if config.shared
+        && let Err(e) = keep_out_of(socket)
+    {
+        let why = rustix::io::Errno::from_raw_os_error(e.errno);
+        return fail(format!("landlock: {}: {why}", e.step));
+    }
     // As many as there may be already: commands keep what the container has.
     let most = rustix::process::getrlimit(rustix::process::Resource::Nproc).maximum.unwrap_or(u64::MAX);
     let most = u32::try_from(most).unwrap_or(u32::MAX);
-    let own =
-        Path::new(socket).components().nth(1).map(|part| part.as_os_str().to_owned()).unwrap_or_default();
     run(Config {
         env: config.env,
         lifetime_ms: left(config.lifetime_ms, config.deadline, since_1970()),
@@ -199,7 +237,7 @@ pub fn container(socket: &str) -> ExitCode {
         oom_events: None,
         freezer: None,
         oom_score,
-        reach: Reach::AllBut(own),
+        landlock: false,
     })
 }
 

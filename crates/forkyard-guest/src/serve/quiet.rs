@@ -1,13 +1,11 @@
 //! Quiet, for a snapshot: nothing starts and nothing is written while the root may be replaced.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::Ordering;
 
 use forkyard_guest::protocol::{Answer, Descriptors, Fault};
 use rustix::fs::{Mode, OFlags};
 
-use super::Reach;
 use super::outbox::Outbox;
 use super::server::{Server, has_children};
 use crate::sys::landlock::{self, Rights};
@@ -83,9 +81,11 @@ impl Server {
 
     pub(super) fn renew_landlock(&mut self) -> Result<()> {
         self.landlock = None;
-        let dirs = self.config.reach.dirs().step("landlock")?;
-        let allowed = dirs.iter().map(|(dir, rights)| (dir.as_fd(), *rights));
-        self.landlock = landlock::ruleset(allowed).step("landlock")?;
+        if self.config.landlock {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let root = rustix::fs::open("/", flags, Mode::empty()).step("landlock")?;
+            self.landlock = landlock::ruleset([(root.as_fd(), Rights::All)]).step("landlock")?;
+        }
         Ok(())
     }
 
@@ -103,29 +103,6 @@ impl Server {
             Ok(_) => out.error(seq, Fault::NotFound, "this sandbox has no such descriptor"),
             Err(e) => out.error(seq, Fault::Unavailable, e.to_string()),
         }
-    }
-}
-
-impl Reach {
-    fn dirs(&self) -> rustix::io::Result<Vec<(OwnedFd, Rights)>> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let root = rustix::fs::open("/", flags, Mode::empty())?;
-        let own = match self {
-            Reach::Root => return Ok(vec![(root, Rights::All)]),
-            Reach::AllBut(own) => own,
-        };
-        let mut dirs = Vec::new();
-        let list = rustix::fs::openat(&root, ".", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        for entry in rustix::fs::Dir::new(list)? {
-            let name = entry?.file_name().to_owned();
-            let skipped = [b".", b"..".as_slice(), own.as_bytes()].contains(&name.to_bytes());
-            // Links lead to what has its own rights, and a root that is read-only has no files to change.
-            if !skipped && let Ok(dir) = rustix::fs::openat(&root, name, flags, Mode::empty()) {
-                dirs.push((dir, Rights::All));
-            }
-        }
-        dirs.push((root, Rights::Read));
-        Ok(dirs)
     }
 }
 

@@ -121,10 +121,6 @@ const SUPERVISOR_PID: u32 = 1;
 
 /// What a socket's type is apart from its flags.
 const SOCKET_TYPES: u32 = 0xf;
-/// After streams, datagrams and raw sockets.
-const FIRST_ODD_TYPE: u32 = libc::SOCK_RAW as u32 + 1;
-const INTERNET_PROTOCOLS: &[libc::c_int] =
-    &[libc::IPPROTO_IP, libc::IPPROTO_ICMP, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMPV6];
 const NETLINK_PROTOCOLS: &[libc::c_int] = &[
     libc::NETLINK_ROUTE,
     libc::NETLINK_SOCK_DIAG,
@@ -229,29 +225,46 @@ fn leaf(verdict: Verdict) -> Vec<sock_filter> {
         // vsock in particular knows no namespaces and would reach the hypervisor.
         Verdict::Socket => {
             let netlink = one_of(OFFSET_ARG2, NETLINK_PROTOCOLS, libc::EPROTONOSUPPORT);
-            let mut internet = vec![
-                op(LOAD, 0, 0, OFFSET_ARG1),
-                op(AND, 0, 0, SOCKET_TYPES),
-                op(JUMP_GE, 0, 1, FIRST_ODD_TYPE),
-                ret(errno(libc::ESOCKTNOSUPPORT)),
-            ];
-            internet.extend(one_of(OFFSET_ARG2, INTERNET_PROTOCOLS, libc::EPROTONOSUPPORT));
-            let to_netlink = u8::try_from(internet.len()).expect("some twenty instructions");
-            let mut program = vec![
-                op(LOAD, 0, 0, OFFSET_ARG0),
-                op(JUMP_EQ, 4, 0, libc::AF_UNIX as u32),
-                op(JUMP_EQ, 4, 0, libc::AF_INET as u32),
-                op(JUMP_EQ, 3, 0, libc::AF_INET6 as u32),
-                op(JUMP_EQ, 2 + to_netlink, 0, libc::AF_NETLINK as u32),
-                ret(errno(libc::EAFNOSUPPORT)),
-                ret(ALLOW),
-            ];
-            program.extend(internet);
-            program.extend(netlink);
+            let blocks = [internet(libc::IPPROTO_ICMP), internet(libc::IPPROTO_ICMPV6), netlink];
+            let families = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+            let mut program =
+                vec![op(LOAD, 0, 0, OFFSET_ARG0), op(JUMP_EQ, 0, 1, libc::AF_UNIX as u32), ret(ALLOW)];
+            // Of those that follow each other, from behind the jump that leads to it.
+            let mut to_block = families.len();
+            for (family, block) in families.iter().zip(&blocks) {
+                program.push(op(JUMP_EQ, short(to_block), 0, *family as u32));
+                to_block += block.len() - 1;
+            }
+            program.push(ret(errno(libc::EAFNOSUPPORT)));
+            program.extend(blocks.into_iter().flatten());
             program
         }
         Verdict::SocketPair => one_of(OFFSET_ARG0, &[libc::AF_UNIX], libc::EAFNOSUPPORT),
     }
+}
+
+/// How far a jump goes.
+fn short(instructions: usize) -> u8 {
+    u8::try_from(instructions).expect("a half of this tree stays far below 256 instructions")
+}
+
+/// A socket's type and protocol: for a pair that no protocol has, the kernel would look for a module.
+fn internet(control: libc::c_int) -> Vec<sock_filter> {
+    let streams = one_of(OFFSET_ARG2, &[libc::IPPROTO_IP, libc::IPPROTO_TCP], libc::EPROTONOSUPPORT);
+    let datagrams =
+        one_of(OFFSET_ARG2, &[libc::IPPROTO_IP, libc::IPPROTO_UDP, control], libc::EPROTONOSUPPORT);
+    let mut program = vec![
+        op(LOAD, 0, 0, OFFSET_ARG1),
+        op(AND, 0, 0, SOCKET_TYPES),
+        op(JUMP_EQ, 4, 0, libc::SOCK_STREAM as u32),
+        op(JUMP_EQ, 3 + short(streams.len()), 0, libc::SOCK_DGRAM as u32),
+        op(JUMP_EQ, 1, 0, libc::SOCK_RAW as u32),
+        op(RETURN, 0, 0, errno(libc::ESOCKTNOSUPPORT)),
+        op(RETURN, 0, 0, errno(libc::EPERM)), // as to anybody without the right to it
+    ];
+    program.extend(streams);
+    program.extend(datagrams);
+    program
 }
 
 /// Allows a call whose argument is one of these.
@@ -271,8 +284,7 @@ fn tree(ranges: &[(u32, Verdict)]) -> Vec<sock_filter> {
     }
     let (low, high) = ranges.split_at(ranges.len() / 2);
     let (below, above) = (tree(low), tree(high));
-    let skip = u8::try_from(below.len()).expect("a half of this tree stays far below 256 instructions");
-    let mut program = vec![op(JUMP_GE, skip, 0, high[0].0)];
+    let mut program = vec![op(JUMP_GE, short(below.len()), 0, high[0].0)];
     program.extend(below);
     program.extend(above);
     program
@@ -438,7 +450,7 @@ mod tests {
         assert_eq!(call(libc::SYS_ioctl, [0, TIOCSETD]), errno(libc::EPERM));
         assert_eq!(call(libc::SYS_ioctl, [0, libc::TIOCGWINSZ as u32]), ALLOW);
         for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK] {
-            assert_eq!(call(libc::SYS_socket, [family as u32, 0]), ALLOW);
+            assert_eq!(call(libc::SYS_socket, [family as u32, libc::SOCK_DGRAM as u32]), ALLOW);
         }
         for family in [libc::AF_VSOCK, libc::AF_ALG, libc::AF_PACKET] {
             assert_eq!(call(libc::SYS_socket, [family as u32, 0]), errno(libc::EAFNOSUPPORT));
@@ -451,12 +463,28 @@ mod tests {
             judge(&program, ARCH, libc::SYS_socket as u32, [family as u32, kind as u32, protocol as u32])
         };
         let (stream, flags) = (libc::SOCK_STREAM, libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
-        assert_eq!(socket(libc::AF_INET, stream | flags, libc::IPPROTO_TCP), ALLOW);
-        assert_eq!(socket(libc::AF_INET6, libc::SOCK_DGRAM, libc::IPPROTO_ICMPV6), ALLOW);
         assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW | flags, libc::NETLINK_ROUTE), ALLOW);
-        assert_eq!(socket(libc::AF_INET, libc::SOCK_DCCP | flags, 0), errno(libc::ESOCKTNOSUPPORT));
-        for protocol in [libc::IPPROTO_SCTP, libc::IPPROTO_DCCP, libc::IPPROTO_MPTCP] {
-            assert_eq!(socket(libc::AF_INET, stream, protocol), errno(libc::EPROTONOSUPPORT));
+        for (family, control, other) in [
+            (libc::AF_INET, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6),
+            (libc::AF_INET6, libc::IPPROTO_ICMPV6, libc::IPPROTO_ICMP),
+        ] {
+            for protocol in [0, libc::IPPROTO_TCP] {
+                assert_eq!(socket(family, stream | flags, protocol), ALLOW);
+            }
+            for protocol in [0, libc::IPPROTO_UDP, control] {
+                assert_eq!(socket(family, libc::SOCK_DGRAM | flags, protocol), ALLOW);
+            }
+            let odd = [libc::IPPROTO_SCTP, libc::IPPROTO_DCCP, libc::IPPROTO_MPTCP, other];
+            for protocol in odd.into_iter().chain([libc::IPPROTO_UDP, control]) {
+                assert_eq!(socket(family, stream, protocol), errno(libc::EPROTONOSUPPORT));
+            }
+            for protocol in odd.into_iter().chain([libc::IPPROTO_TCP]) {
+                assert_eq!(socket(family, libc::SOCK_DGRAM, protocol), errno(libc::EPROTONOSUPPORT));
+            }
+            assert_eq!(socket(family, libc::SOCK_RAW | flags, libc::IPPROTO_TCP), errno(libc::EPERM));
+            for kind in [0, libc::SOCK_RDM, libc::SOCK_SEQPACKET, libc::SOCK_DCCP, 10] {
+                assert_eq!(socket(family, kind | flags, 0), errno(libc::ESOCKTNOSUPPORT));
+            }
         }
         for protocol in [libc::NETLINK_GENERIC, libc::NETLINK_NETFILTER, libc::NETLINK_XFRM] {
             assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, protocol), errno(libc::EPROTONOSUPPORT));

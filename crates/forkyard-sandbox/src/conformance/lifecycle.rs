@@ -1,15 +1,19 @@
 //! Made, found, attached to, stopped, ended.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use forkyard_core::{Attempt, CallId, Millis, SandboxId};
 
 use super::{Case, CaseResult, Ctx, Failed, case, ensure, ensure_eq, run, sh};
-use crate::{ErrorKind, ExecRequest, Labels, Lifetime, LimitMeans, SandboxError, SandboxSpec, SandboxStatus};
+use crate::{
+    ErrorKind, ExecRequest, Labels, Lifetime, LimitMeans, Provider, SandboxError, SandboxSpec, SandboxStatus,
+};
 
 pub fn cases() -> Vec<Case> {
     vec![
         case!(create_is_idempotent),
+        case!(of_several_creators_one_makes_it),
         case!(destroy_twice_and_use_after),
         case!(list_by_label),
         case!(a_newer_attempt_takes_over, |c| c.attach && c.fencing),
@@ -32,6 +36,26 @@ async fn create_is_idempotent(ctx: &Ctx) -> CaseResult {
     ensure_eq!(sh(&first, "cat mark").await?.out, "mine\n");
     let mine = ctx.provider.list(&Labels::new()).await?.into_iter().filter(|i| i.id == id).count();
     ensure_eq!(mine, 1);
+    Ok(())
+}
+
+async fn of_several_creators_one_makes_it(ctx: &Ctx) -> CaseResult {
+    let id = ctx.id();
+    let create = |provider: &Arc<dyn Provider>, attempt| {
+        let (provider, id, spec) = (Arc::clone(provider), id.clone(), ctx.spec.clone());
+        async move { provider.create(&id, Attempt(attempt), &spec).await }
+    };
+    let (one, two, three) =
+        tokio::join!(create(&ctx.provider, 2), create(&ctx.other, 2), create(&ctx.provider, 2));
+    for (number, sandbox) in [one?, two?, three?].iter().enumerate() {
+        ensure_eq!(sh(sandbox, "echo x >> marks; wc -l < marks").await?.out.trim(), (number + 1).to_string());
+    }
+    let refused = create(&ctx.other, 1).await.err();
+    ensure_eq!(refused.map(|e| e.kind), Some(ErrorKind::Stale));
+    // Whoever is too late harms nobody.
+    let sandbox = ctx.provider.attach(&id, Attempt(2)).await?;
+    ensure_eq!(sh(&sandbox, "wc -l < marks").await?.out.trim(), "3");
+    ensure_eq!(ctx.provider.list(&Labels::new()).await?.iter().filter(|i| i.id == id).count(), 1);
     Ok(())
 }
 

@@ -214,6 +214,7 @@ struct GuestConfig<'a> {
     env: &'a BTreeMap<String, String>,
     proxy_port: Option<u16>,
     disk: (&'a str, u64),
+    shared: bool,
     volumes: Vec<(&'a str, u64, u64)>,
 }
 
@@ -250,6 +251,7 @@ pub fn body(
         env,
         proxy_port: Some(crate::PROXY_ADDRESS.port()),
         disk: (VOLUMES_PATH, spec.limits.disk_bytes),
+        shared: true,
         volumes: spec.volumes.iter().map(identity).collect::<Result<_>>()?,
     };
     let json = |value: serde_json::Result<String>| {

@@ -4,31 +4,33 @@
 //! /workspace and /home/user owned by the sandbox's user and that user in /etc/passwd; it is kept under a tag of our own and
 //! shared by all sandboxes.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use bollard::models::{ContainerConfig, ContainerCreateBody};
 use bollard::query_parameters::{
     CommitContainerOptionsBuilder, CreateContainerOptionsBuilder, CreateImageOptionsBuilder,
-    DownloadFromContainerOptionsBuilder, ImportImageOptionsBuilder, ListContainersOptionsBuilder,
-    ListImagesOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
-    TagImageOptionsBuilder, UploadToContainerOptionsBuilder,
+    DownloadFromContainerOptionsBuilder, ListContainersOptionsBuilder, ListImagesOptionsBuilder,
+    RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder, TagImageOptionsBuilder,
+    UploadToContainerOptionsBuilder,
 };
 use bollard::{Docker, body_full};
+use forkyard_core::SnapshotId;
 use futures::StreamExt;
 
 use super::archive::{Parts, single_file};
 use super::container::{self, HOME_DIR, LABEL_ID, LABEL_INFO, LABEL_MAKER, LABEL_OWNER, WORKSPACE};
 use super::engine::{gone_is_ok, is_conflict, is_missing, translate};
 use super::lifecycle::token;
+use super::load;
 use super::record::{Home, digest, maker};
 use crate::{ErrorKind, Result, Root, SandboxError};
 
 /// Raised when the layer on top changes.
 const PREPARED_VERSION: u32 = 1;
 const PREPARED_REPO: &str = "forkyard-prepared";
-/// Names that archives bring are not kept; this keeps their images.
+/// Images of archives have no name of their own; this one keeps them.
 const LOADED_REPO: &str = "forkyard-loaded";
 /// Each is a mount of its own; images name one or two.
 const MAX_IMAGE_VOLUMES: usize = 32;
@@ -36,8 +38,6 @@ const MAX_IMAGE_VOLUMES: usize = 32;
 const KEEP_UNUSED: Duration = Duration::from_secs(24 * 3600);
 /// Of /etc/passwd and /etc/group.
 const MAX_ACCOUNT_BYTES: u64 = 1 << 20;
-/// What `docker load` says before the name.
-const LOADED: [&str; 2] = ["Loaded image: ", "Loaded image ID: "];
 
 /// An image that sandboxes can start from.
 #[derive(Clone)]
@@ -54,7 +54,15 @@ pub async fn reference(docker: &Docker, home: &Home, root: &Root, default: &str)
     match root {
         Root::Default => Ok(default.to_string()),
         Root::Image(image) => match image.split_once(':') {
-            Some(("archive", path)) => load(docker, home, Path::new(path)).await,
+            Some(("archive", path)) => {
+                let id = load::archive(docker, Path::new(path)).await?;
+                let name = digest(id.as_bytes());
+                // Before it has the name: from now on no sweep takes it away.
+                home.use_image(&name)?;
+                let options = TagImageOptionsBuilder::default().repo(LOADED_REPO).tag(&name).build();
+                docker.tag_image(&id, Some(options)).await.map_err(|e| translate(&id, &e))?;
+                Ok(id)
+            }
             Some(("oci", _)) => {
                 Err(SandboxError::new(ErrorKind::Unsupported, "the Docker provider can't read an OCI layout")
                     .hint("use an archive (docker save) or a registry reference, or the local provider"))
@@ -68,79 +76,6 @@ pub async fn reference(docker: &Docker, home: &Home, root: &Root, default: &str)
         .hint("use the local provider, or make an image of it: tar -C DIR -c . | docker import - NAME")),
         Root::Snapshot(_) => Err(SandboxError::new(ErrorKind::Invalid, "a snapshot has an image of its own")),
     }
-}
-
-/// The archive is hostile: it may say that it is an image that somebody relies on. All names that it brings are put back as
-/// they were, and its own image is known by its id.
-async fn load(docker: &Docker, home: &Home, path: &Path) -> Result<String> {
-    let shown = path.display().to_string();
-    let invalid =
-        |what: String| SandboxError::new(ErrorKind::Invalid, format!("image archive {shown}: {what}"));
-    let file = tokio::fs::File::open(path).await.map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => {
-            SandboxError::new(ErrorKind::NotFound, format!("image archive {shown}: {e}"))
-        }
-        std::io::ErrorKind::PermissionDenied => {
-            SandboxError::new(ErrorKind::Denied, format!("image archive {shown}: {e}"))
-                .hint(format!("this user may not read it: `ls -ld {shown}` says who may"))
-        }
-        _ => invalid(e.to_string()),
-    })?;
-    let before = names(docker).await?;
-    let bytes = tokio_util::io::ReaderStream::new(file);
-    let options = ImportImageOptionsBuilder::default().quiet(true).build();
-    let mut answers = Box::pin(docker.import_image_stream(options, bytes, None));
-    let mut loaded = Vec::new();
-    let mut failed = None;
-    while let Some(answer) = answers.next().await {
-        match answer {
-            Ok(answer) => {
-                let said = answer.stream.unwrap_or_default();
-                let names = said.lines().filter_map(|line| LOADED.iter().find_map(|p| line.strip_prefix(p)));
-                loaded.extend(names.map(|name| name.trim().to_string()));
-            }
-            Err(e) => failed = failed.or(Some(invalid(e.to_string()))),
-        }
-    }
-    let now = names(docker).await?;
-    let mut id = None;
-    for name in &loaded {
-        let new = now.get(name).unwrap_or(name);
-        let digest = digest(new.as_bytes());
-        home.use_image(&digest)?;
-        tag(docker, new, LOADED_REPO, &digest).await?;
-        match before.get(name) {
-            Some(old) if old != new => {
-                let (repo, version) = name.rsplit_once(':').unwrap_or((name, "latest"));
-                tag(docker, old, repo, version).await?;
-            }
-            None if now.contains_key(name) => {
-                let options = RemoveImageOptionsBuilder::default().noprune(true).build();
-                docker.remove_image(name, Some(options), None).await.map_err(|e| translate(name, &e))?;
-            }
-            Some(_) | None => {}
-        }
-        id = Some(new.clone());
-    }
-    match (failed, id) {
-        (Some(error), _) => Err(error),
-        (None, Some(id)) => Ok(id),
-        (None, None) => {
-            Err(invalid("the engine found no image in it".into()).hint("make it with docker save"))
-        }
-    }
-}
-
-/// What the engine knows images by.
-async fn names(docker: &Docker) -> Result<BTreeMap<String, String>> {
-    let options = ListImagesOptionsBuilder::default().build();
-    let images = docker.list_images(Some(options)).await.map_err(|e| translate("images", &e))?;
-    Ok(images.into_iter().flat_map(|i| i.repo_tags.into_iter().map(move |tag| (tag, i.id.clone()))).collect())
-}
-
-async fn tag(docker: &Docker, id: &str, repo: &str, version: &str) -> Result<()> {
-    let options = TagImageOptionsBuilder::default().repo(repo).tag(version).build();
-    docker.tag_image(id, Some(options)).await.map_err(|e| translate(id, &e))
 }
 
 /// The image with our layer on top; pulled and made if it is not there.
@@ -195,31 +130,44 @@ pub async fn prepare(
     Ok(Prepared { id, env, volumes })
 }
 
-/// As the engine will have them.
+/// As the engine will have them. It mounts a relative one where its words lead then, and not where they seem to.
 fn volumes(named: &[String]) -> Result<Vec<String>> {
+    let refused = |what: String, fix: &str| Err(SandboxError::new(ErrorKind::Invalid, what).hint(fix));
     if named.len() > MAX_IMAGE_VOLUMES {
         let what = format!("the image names {} volumes, at most {MAX_IMAGE_VOLUMES} are taken", named.len());
-        return Err(SandboxError::new(ErrorKind::Invalid, what).hint("use an image that names fewer"));
+        return refused(what, "use an image that names fewer");
     }
-    let plain = |path: &String| {
-        let mut plain = PathBuf::from("/");
+    let mut plain = BTreeSet::new();
+    for path in named {
+        if !path.starts_with('/') {
+            let what = format!("the image names a volume {path:?}, which is not an absolute path");
+            return refused(what, "use an image whose volumes are");
+        }
+        let mut whole = PathBuf::from("/");
         for part in Path::new(path).components() {
             match part {
-                Component::Normal(part) => plain.push(part),
-                Component::ParentDir => _ = plain.pop(),
+                Component::Normal(part) => whole.push(part),
+                Component::ParentDir => _ = whole.pop(),
                 Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
             }
         }
-        plain.display().to_string()
-    };
-    Ok(named.iter().map(plain).collect::<BTreeSet<_>>().into_iter().collect())
+        plain.insert(whole.display().to_string());
+    }
+    Ok(plain.into_iter().collect())
 }
 
-/// Tags of images that we loaded or prepared, that nobody has used for a while and that no container stands on.
-pub async fn unused(docker: &Docker, home: &Home, age: Duration) -> Result<Vec<String>> {
+/// Tags of images that we loaded or prepared, that nobody has used for a while and that no container stands on, nor, apart from
+/// some, a snapshot.
+pub async fn unused(
+    docker: &Docker,
+    home: &Home,
+    age: Duration,
+    without: &[SnapshotId],
+) -> Result<Vec<String>> {
     let options = ListContainersOptionsBuilder::default().all(true).build();
     let containers = docker.list_containers(Some(options)).await.map_err(|e| translate("containers", &e))?;
-    let in_use: BTreeSet<String> = containers.into_iter().filter_map(|c| c.image_id).collect();
+    let mut in_use: BTreeSet<String> = containers.into_iter().filter_map(|c| c.image_id).collect();
+    in_use.extend(home.stand_on(without)?);
     let repos = [PREPARED_REPO, LOADED_REPO];
     let filters = HashMap::from([("reference".to_string(), repos.map(String::from).to_vec())]);
     let options = ListImagesOptionsBuilder::default().filters(&filters).build();
@@ -243,9 +191,14 @@ pub async fn unused(docker: &Docker, home: &Home, age: Duration) -> Result<Vec<S
 }
 
 /// Removes those; says which it did. The engine keeps one that a container has come to stand on meanwhile.
-pub async fn sweep(docker: &Docker, home: &Home, age: Duration) -> Result<Vec<String>> {
+pub async fn sweep(
+    docker: &Docker,
+    home: &Home,
+    age: Duration,
+    without: &[SnapshotId],
+) -> Result<Vec<String>> {
     let mut removed = Vec::new();
-    for tag in unused(docker, home, age).await? {
+    for tag in unused(docker, home, age, without).await? {
         let digest = tag.rsplit(':').next().unwrap_or_default();
         // What it was made from is not ours to remove.
         let options = RemoveImageOptionsBuilder::default().noprune(true).build();

@@ -123,6 +123,8 @@ impl Inner {
             };
             egress.check(&spec.network)?;
         }
+        // Of several who ask for it one makes it. To the others it would look like what somebody left unfinished, to be removed.
+        let _lock = self.home.lock(id).await?;
         match self.look(id).await? {
             Found::Running | Found::Ended if !self.home.is_unfinished(id) => {
                 return self.attach(id, attempt, Tie::Owner).await;
@@ -133,21 +135,18 @@ impl Inner {
         let volumes = container::volumes(spec, &self.private, &self.files)?;
         container::check_writable(&volumes, self.user)?;
         let spec = &SandboxSpec { volumes, ..spec.clone() };
-        let (image, from, prepared) = {
-            // One at a time, also what comes of an archive: while it is loaded, names may mean other images.
+        let (image, from) = match &spec.root {
+            Root::Snapshot(snapshot) => {
+                let record = self.home.read_snapshot(snapshot)?.ok_or_else(|| {
+                    SandboxError::new(ErrorKind::NotFound, format!("no snapshot {snapshot} on this host"))
+                })?;
+                (record.image, Some(snapshot.clone()))
+            }
+            root => (image::reference(&self.docker, &self.home, root, &self.image).await?, None),
+        };
+        let prepared = {
             let _one = self.preparing.lock().await;
-            let (image, from) = match &spec.root {
-                Root::Snapshot(snapshot) => {
-                    let record = self.home.read_snapshot(snapshot)?.ok_or_else(|| {
-                        let what = format!("no snapshot {snapshot} on this host");
-                        SandboxError::new(ErrorKind::NotFound, what)
-                    })?;
-                    (record.image, Some(snapshot.clone()))
-                }
-                root => (image::reference(&self.docker, &self.home, root, &self.image).await?, None),
-            };
-            let prepared = image::prepare(&self.docker, &self.home, &self.owner, &image, self.user).await?;
-            (image, from, prepared)
+            image::prepare(&self.docker, &self.home, &self.owner, &image, self.user).await?
         };
         let kind = self.kind(&prepared, &image, spec);
         let created_at = now();
@@ -540,7 +539,7 @@ impl Inner {
         let now = now();
         let mut left = Left { live: BTreeSet::new(), done: Ok(()) };
         left.note(None, self.home.sweep_staged());
-        left.note(None, image::sweep(&self.docker, &self.home, Duration::ZERO).await.map(drop));
+        left.note(None, image::sweep(&self.docker, &self.home, Duration::ZERO, &[]).await.map(drop));
         left.note(None, self.sweep_ready().await);
         // Before anything else: whose volume is seen now has a container or a folder that is seen below.
         let filters = container::owner_filter(&self.owner);

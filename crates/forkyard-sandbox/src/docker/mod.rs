@@ -13,6 +13,7 @@ mod container;
 mod engine;
 mod image;
 mod lifecycle;
+mod load;
 mod oom;
 pub(crate) mod record;
 mod sandbox;
@@ -211,14 +212,14 @@ impl Provider for DockerProvider {
     async fn unused_images(
         &self,
         age: Duration,
-        _without: &[SnapshotId],
+        without: &[SnapshotId],
         remove: bool,
     ) -> Result<Vec<UnusedImage>> {
         let Inner { docker, home, .. } = &*self.inner;
         let tags = if remove {
-            image::sweep(docker, home, age).await?
+            image::sweep(docker, home, age, without).await?
         } else {
-            image::unused(docker, home, age).await?
+            image::unused(docker, home, age, without).await?
         };
         // A layer of a few folders: nothing beside the image under it, which is the engine's.
         Ok(tags.into_iter().map(|name| UnusedImage { name, bytes: 0 }).collect())

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::FULL_HINT;
 use crate::local::GUEST;
+use crate::lock::Lock;
 use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, SnapshotInfo, born};
 
 /// The guest's socket, inside the sandbox's run folder.
@@ -135,6 +136,11 @@ impl Home {
 
     pub fn root(&self) -> &Path {
         &self.0
+    }
+
+    /// Held by whoever makes the sandbox, or finds that it is made: one process and one task at a time.
+    pub async fn lock(&self, id: &SandboxId) -> Result<Lock> {
+        Lock::take(&self.0.join("lock"), id.as_str()).await
     }
 
     fn sandbox(&self, id: &SandboxId) -> PathBuf {
@@ -333,6 +339,15 @@ impl Home {
         }
         all.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(all)
+    }
+
+    /// Images that sandboxes and, apart from some, snapshots start from, as the engine knows them. A damaged one starts nothing.
+    pub fn stand_on(&self, without: &[SnapshotId]) -> Result<Vec<String>> {
+        let snapshots = names(&self.0.join("snapshots"), |name| SnapshotId::new(name).ok())?;
+        let snapshots = snapshots.into_iter().filter(|id| !without.contains(id));
+        let snapshots = snapshots.filter_map(|id| Some(self.read_snapshot(&id).ok()??.image));
+        let sandboxes = self.known()?.into_iter().filter_map(|id| Some(self.read(&id).ok()??.image));
+        Ok(snapshots.chain(sandboxes).collect())
     }
 
     /// From now on anybody may take it.

@@ -467,10 +467,12 @@ impl Inner {
         let id = meta.id.clone();
         let dir = self.state.sandbox(&id);
         let client = connect(&id, &dir, attempt).await?;
-        // Others hold no lock, and what they read may be old by now; the guest knows the attempt all the same.
-        if attempt > meta.attempt && tie == Tie::Owner {
+        if attempt > meta.attempt {
             meta.attempt = attempt;
-            self.state.save(&meta)?;
+            // Others hold no lock, and what they read may be old by now.
+            if tie == Tie::Owner {
+                self.state.save(&meta)?;
+            }
         }
         let mut egress = None;
         let network = &meta.spec.network;

@@ -14,9 +14,10 @@ use super::Inner;
 use super::image::ImageConfig;
 use super::link::Line;
 use super::sandbox::LocalSandbox;
-use super::state::{self, Boot, Kept, Lock, Meta, Sealing, SnapshotMeta};
+use super::state::{self, Boot, Kept, Meta, Sealing, SnapshotMeta};
 use super::zygote::unavailable;
 use crate::guest_client::Quiet;
+use crate::lock::Lock;
 use crate::traits::stands_too_long;
 use crate::{
     ErrorKind, Labels, ProviderKind, Result, Sandbox, SandboxError, SnapshotInfo, SnapshotMode, now,

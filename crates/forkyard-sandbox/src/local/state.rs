@@ -21,7 +21,6 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -29,12 +28,12 @@ use std::sync::LazyLock;
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags, renameat_with};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::image::ImageConfig;
 use super::zygote::unavailable;
 use crate::error::FULL_HINT;
+use crate::lock::Lock;
 use crate::{Achieved, ErrorKind, Labels, Limits, Result, SandboxError, SandboxSpec, SnapshotInfo};
 
 /// In the names of what is not finished, after its user: `USER.part…`.
@@ -42,8 +41,6 @@ pub const PART: &str = ".part";
 /// What the name of a snapshot's record ends with.
 const UNSYNCED: &str = ".unsynced";
 const SYNCED: &str = ".json";
-/// Between two tries to get a lock.
-const LOCK_POLL: std::time::Duration = std::time::Duration::from_millis(2);
 /// Raised when an older Forkyard could misread a newer state folder.
 const FORMAT: u32 = 1;
 
@@ -254,26 +251,12 @@ impl State {
 
     /// Held by one process and one task at a time, per sandbox, snapshot, image or layer.
     pub async fn lock(&self, name: &str) -> Result<Lock> {
-        loop {
-            if let Some(lock) = self.try_lock(name)? {
-                return Ok(lock);
-            }
-            tokio::time::sleep(LOCK_POLL).await;
-        }
+        Lock::take(&self.root.join("lock"), name).await
     }
 
     /// None if somebody has it.
     pub fn try_lock(&self, name: &str) -> Result<Option<Lock>> {
-        let path = self.root.join("lock");
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        let file = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600));
-        let file = file.map_err(|e| io_error(&path, &e.into()))?;
-        let lock = Lock { file, byte: byte_of(name) };
-        match lock.set(libc::F_WRLCK) {
-            Ok(()) => Ok(Some(lock)),
-            Err(Errno::AGAIN | Errno::ACCESS) => Ok(None),
-            Err(e) => Err(io_error(&path, &e.into())),
-        }
+        Lock::try_take(&self.root.join("lock"), name)
     }
 
     /// A word that tells what is this folder's from what is another's, where both have names in one place.
@@ -419,49 +402,6 @@ impl State {
     }
 }
 
-pub struct Lock {
-    file: OwnedFd,
-    byte: i64,
-}
-
-/// The same in every process of every version.
-fn byte_of(name: &str) -> i64 {
-    let hash = <sha2::Sha256 as sha2::Digest>::digest(name);
-    let (first, _) = hash.split_first_chunk().expect("a hash has more than that");
-    i64::from_le_bytes(*first) & (i64::MAX >> 1)
-}
-
-impl Lock {
-    /// Of the open file, not of the process: two tasks exclude each other as two processes do.
-    fn set(&self, kind: libc::c_int) -> rustix::io::Result<()> {
-        // SAFETY: an all-zero flock is valid; the kernel reads it during the call.
-        let result = unsafe {
-            let mut what: libc::flock = std::mem::zeroed();
-            what.l_type = kind as libc::c_short;
-            what.l_whence = libc::SEEK_SET as libc::c_short;
-            (what.l_start, what.l_len) = (self.byte, 1);
-            libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const what)
-        };
-        match result {
-            -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl AsFd for Lock {
-    /// Whoever has a copy of it holds the lock too, if this process does not live to drop it.
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
-    }
-}
-
-impl Drop for Lock {
-    fn drop(&mut self) {
-        let _ = self.set(libc::F_UNLCK);
-    }
-}
-
 /// Tells ext4 that the folders in this one have nothing to do with each other, so that it puts each somewhere else on the disk.
 /// Without a journal it does not use the place of a file that was removed within the last minutes, and looks at every such place
 /// around before it takes the next: many sandboxes that come and go would make the next ones slow. Elsewhere nothing is lost.
@@ -561,20 +501,6 @@ mod tests {
         );
         assert!(of(libc::EROFS).1.contains("FORKYARD_HOME"));
         assert_eq!(of(libc::EIO), (ErrorKind::Unavailable, String::new()));
-    }
-
-    #[tokio::test]
-    async fn a_lock_is_one_holders_by_its_name() {
-        let dir = tempfile::tempdir().unwrap();
-        let [one, other] = [(); 2].map(|()| State::open(dir.path(), None).unwrap());
-        let lock = one.lock("a").await.unwrap();
-        assert!(one.try_lock("a").unwrap().is_none() && other.try_lock("a").unwrap().is_none());
-        assert!(other.try_lock("b").unwrap().is_some());
-        // A copy outlives the file that it is a copy of, not the lock.
-        let copy = lock.as_fd().try_clone_to_owned().unwrap();
-        drop(lock);
-        assert!(other.try_lock("a").unwrap().is_some());
-        drop(copy);
     }
 
     #[test]

@@ -39,6 +39,9 @@ async fn owner_that_will_be_killed() {
     let parent = provider.create(&id("parent"), FIRST, &spec()).await.unwrap();
     let mark = std::env::var("KILLED_OWNER_MARK").unwrap();
     sh(&parent, &format!("echo one > f; (sleep {mark} &) >/dev/null 2>&1")).await;
+    // Commands may look at each other.
+    sh(&parent, "cd /tmp; sleep 60 > /dev/null 2>&1 & echo $! > /workspace/pid").await;
+    assert_eq!(sh(&parent, "readlink /proc/$(cat pid)/cwd; kill $(cat pid); rm pid").await, "/tmp\n");
     let snapshot = SnapshotId::new("snap").unwrap();
     parent.snapshot(&snapshot, &Labels::new()).await.unwrap();
     let child = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..spec() };

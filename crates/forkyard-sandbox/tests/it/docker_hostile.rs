@@ -62,6 +62,31 @@ async fn changed(docker: &Docker, from: &str, changes: &str, name: &str) -> Stri
     known(docker, name).await.unwrap()
 }
 
+/// The same archive by other names.
+fn retagged(from: &Path, to: &Path, names: &serde_json::Value) {
+    let mut old = tar::Archive::new(std::fs::File::open(from).unwrap());
+    let mut new = tar::Builder::new(std::fs::File::create(to).unwrap());
+    for entry in old.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let (path, mut header) = (entry.path().unwrap().into_owned(), entry.header().clone());
+        match path.to_str().unwrap() {
+            "manifest.json" => {
+                let mut images: serde_json::Value = serde_json::from_reader(&mut entry).unwrap();
+                images[0]["RepoTags"] = names.clone();
+                let text = images.to_string();
+                header.set_size(text.len() as u64);
+                new.append_data(&mut header, path, text.as_bytes()).unwrap();
+            }
+            "repositories" => {}
+            _ => match entry.link_name().unwrap() {
+                Some(target) => new.append_link(&mut header, path, target).unwrap(),
+                None => new.append_data(&mut header, path, &mut entry).unwrap(),
+            },
+        }
+    }
+    new.finish().unwrap();
+}
+
 /// The id of what the engine knows by that name.
 async fn known(docker: &Docker, name: &str) -> Option<String> {
     docker.inspect_image(name).await.ok()?.id
@@ -104,6 +129,15 @@ async fn an_archive_takes_no_name_from_another_image() {
         docker.remove_image(name, Some(RemoveImageOptionsBuilder::default().build()), None).await.unwrap();
     }
 
+    // One of them twice and first, which an engine tells twice.
+    let twice = state.path().join("twice.tar");
+    retagged(&file, &twice, &serde_json::json!(["zz:1", "zz:1", IMAGE]));
+    let archive = of(&format!("archive:{}", twice.display()));
+    let sandbox = provider.create(&id("zz"), FIRST, &archive).await.unwrap();
+    assert_eq!(sh(&sandbox, "echo $MARK").await, "evil\n");
+    provider.destroy(&id("zz")).await.unwrap();
+    assert_eq!((known(&docker, IMAGE).await, known(&docker, "zz:1").await), (before.0.clone(), None));
+
     let archive = of(&format!("archive:{}", file.display()));
     for name in ["second", "third"] {
         let sandbox = provider.create(&id(name), FIRST, &archive).await.unwrap();
@@ -111,12 +145,30 @@ async fn an_archive_takes_no_name_from_another_image() {
         assert_eq!((known(&docker, IMAGE).await, known(&docker, &prepared).await), before);
         assert_eq!(known(&docker, "python:3").await, None);
     }
+    // It is kept for as long as a snapshot stands on it.
+    let (third, snapshot) =
+        (provider.attach(&id("third"), FIRST).await.unwrap(), SnapshotId::new("kept").unwrap());
+    third.snapshot(&snapshot, &Labels::new()).await.unwrap();
+    for name in ["second", "third"] {
+        provider.destroy(&id(name)).await.unwrap();
+    }
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(7 * 24 * 3600);
+    for used in state.path().join("images").read_dir().unwrap().flatten() {
+        std::fs::File::options().write(true).open(used.path()).unwrap().set_modified(long_ago).unwrap();
+    }
+    provider.sweep().await.unwrap();
+    assert!(known(&docker, &evil).await.is_some(), "its image is gone");
+    let child = SandboxSpec { root: Root::Snapshot(snapshot.clone()), ..spec() };
+    let child = provider.create(&id("second"), FIRST, &child).await.unwrap();
+    assert_eq!(sh(&child, "echo $MARK").await, "evil\n");
+    provider.remove_snapshot(&snapshot).await.unwrap();
+
     // Nor is what was prepared looked up by a name that somebody else could move.
     let (repo, version) = prepared.split_once(':').unwrap();
     tag(&docker, &evil, repo, version).await;
     let sandbox = provider.create(&id("fourth"), FIRST, &spec()).await.unwrap();
     assert_eq!(sh(&sandbox, "echo $MARK; id -un").await, "\nuser\n");
-    for name in ["first", "second", "third", "fourth"] {
+    for name in ["first", "second", "fourth"] {
         provider.destroy(&id(name)).await.unwrap();
     }
     assert_eq!(left(&daemon).await, (0, 0));
@@ -138,6 +190,14 @@ async fn an_images_volumes_and_labels_are_its_makers_word() {
         head -c 2G /dev/zero > $d/big 2>/dev/null && echo all; rm -f $d/big; done; stat -f -c %T /workspace/own";
     assert_eq!(sh(&sandbox, script).await, "tmpfs\nsmall\n".repeat(3) + "tmpfs\n");
     assert_eq!(left(&daemon).await, (2, 6), "three volumes each");
+
+    // A relative one leads elsewhere when it is mounted than it seems to.
+    for (number, odd) in ["../../../workspace", "data"].into_iter().enumerate() {
+        let name = format!("relative:{number}");
+        changed(&docker, "folders:1", &format!("VOLUME {odd}"), &name).await;
+        let refused = provider.create(&id("relative"), FIRST, &of(&name)).await.err().unwrap();
+        assert!(refused.kind == ErrorKind::Invalid && refused.hint.is_some(), "{refused}");
+    }
 
     // What it says of itself makes its containers nobody's sandbox.
     let all = ListContainersOptionsBuilder::default().all(true).build();

@@ -20,9 +20,6 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
 struct Guest {
     child: Child,
-    /// Where its socket lies: a mount of its own, as in a container, which is closed to who asks for files. Commands change nothing
-    /// in the folder of the root that it is below.
-    run: tempfile::TempDir,
     dir: tempfile::TempDir,
 }
 
@@ -35,7 +32,7 @@ impl Drop for Guest {
 
 impl Guest {
     fn start() -> Guest {
-        let (run, dir) = (tempfile::tempdir_in("/var/tmp").unwrap(), tempfile::tempdir().unwrap());
+        let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("guest");
         std::fs::write(&program, GUEST).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -44,13 +41,14 @@ impl Guest {
         });
         let child = Command::new("unshare")
             .args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"])
-            .args(["sh", "-c", r#"mount --bind "$1" "$1" && exec "$0" serve "$1/socket""#])
-            .args([&program, run.path()])
+            .arg(&program)
+            .arg("serve")
+            .arg(dir.path().join("socket"))
             .env("FORKYARD_GUEST", config.to_string())
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        Guest { child, run, dir }
+        Guest { child, dir }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -61,7 +59,7 @@ impl Guest {
     fn stranger(&self) -> Owner {
         let begun = Instant::now();
         let stream = loop {
-            match UnixStream::connect(self.run.path().join("socket")) {
+            match UnixStream::connect(self.path("socket")) {
                 Ok(stream) => break stream,
                 Err(e) => assert!(begun.elapsed() < ANSWER_WITHIN, "the guest does not listen: {e}"),
             }
@@ -356,7 +354,7 @@ fn strangers_that_never_stop_talking_hold_up_nothing() {
     let guest = Guest::start();
     let mut owner = guest.owner();
     let flood = encode(&Request { seq: 1, op: Op::Stats }, &[]).repeat(10_000);
-    let (ended, path) = (AtomicBool::new(false), guest.run.path().join("socket"));
+    let (ended, path) = (AtomicBool::new(false), guest.path("socket"));
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {

@@ -116,6 +116,104 @@ async fn strict_takes_whatever_means_the_kernel_has() {
     assert_empty(dir.path());
 }
 
+/// A file system that is soon full.
+struct Small {
+    dir: tempfile::TempDir,
+}
+
+impl Small {
+    fn new() -> Small {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, state) = (dir.path().join("image"), dir.path().join("state"));
+        std::fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
+        std::fs::create_dir(&state).unwrap();
+        let run = |program: &str, args: &[&str], path: &[&Path]| {
+            let status = Command::new(program).args(args).args(path).stdout(Stdio::null()).status();
+            assert!(status.unwrap().success(), "{program}");
+        };
+        run("mkfs.ext4", &["-q", "-F", "-m", "0"], &[&image]);
+        run("mount", &["-o", "loop"], &[&image, &state]);
+        Small { dir }
+    }
+
+    fn state(&self) -> PathBuf {
+        self.dir.path().join("state/forkyard")
+    }
+
+    /// To the last block.
+    fn fill(&self) -> PathBuf {
+        let path = self.dir.path().join("state/filler");
+        let mut file = std::fs::File::create(&path).unwrap();
+        let full = loop {
+            if let Err(e) = std::io::Write::write_all(&mut file, &[1; 4096]) {
+                break e;
+            }
+        };
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+        path
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.dir.path().join("state")).status();
+    }
+}
+
+/// The host's own disk, not a sandbox's.
+#[tokio::test]
+async fn a_full_host_is_told_and_loses_nothing() {
+    if !is_root() {
+        return; // nobody else mounts anything
+    }
+    let small = Small::new();
+    let provider = open(&small.state());
+    let spec = offline(Root::Default);
+    let name = |name: &str| SnapshotId::new(name).unwrap();
+    let sandbox = provider.create(&id("before"), Attempt(1), &spec).await.unwrap();
+    assert_eq!(sh(&sandbox, "echo kept > file").await.0, 0);
+    sandbox.snapshot(&name("good"), &Labels::new()).await.unwrap();
+    let archive = small.dir.path().join("archive");
+    provider.export_snapshot(&name("good"), &archive).await.unwrap();
+    assert_eq!(sh(&sandbox, "echo more >> file").await.0, 0);
+    provider.settle().await;
+
+    let filler = small.fill();
+    let full = |what: &str, e: Option<forkyard_sandbox::SandboxError>| {
+        let e = e.unwrap_or_else(|| panic!("{what} found room"));
+        assert_eq!((e.kind, e.hint.is_some()), (ErrorKind::TooLarge, true), "{what}: {e}");
+    };
+    full("a sandbox", provider.create(&id("after"), Attempt(1), &spec).await.err());
+    let child = SandboxSpec { root: Root::Snapshot(name("good")), ..spec.clone() };
+    full("a child", provider.create(&id("child"), Attempt(1), &child).await.err());
+    full("a snapshot", sandbox.snapshot(&name("more"), &Labels::new()).await.err());
+    full("an import", provider.import_snapshot(&name("again"), &archive, None).await.err());
+    let (code, out) = sh(&sandbox, "cat file; head -c 100000 /dev/zero > other").await;
+    assert!(code != 0 && out.starts_with("kept\nmore\n") && out.contains("No space left"), "{code}: {out}");
+    let listed = async || {
+        let sandboxes = provider.list(&Labels::new()).await.unwrap().into_iter().map(|s| s.id.to_string());
+        let snapshots = provider.snapshots().await.unwrap().into_iter().map(|s| s.id.to_string());
+        sandboxes.chain(snapshots).collect::<Vec<_>>()
+    };
+    assert_eq!(listed().await, ["before", "good"]);
+    provider.sweep().await.unwrap();
+    assert_eq!(listed().await, ["before", "good"]);
+
+    std::fs::remove_file(filler).unwrap();
+    let snapshot = sandbox.snapshot(&name("more"), &Labels::new()).await.unwrap();
+    let child = SandboxSpec { root: Root::Snapshot(snapshot.id), ..spec };
+    let child = provider.create(&id("child"), Attempt(1), &child).await.unwrap();
+    assert_eq!(sh(&child, "cat file").await, (0, "kept\nmore\n".into()));
+    for name in ["good", "more"].map(name) {
+        provider.remove_snapshot(&name).await.unwrap();
+    }
+    for name in ["before", "child"].map(id) {
+        provider.destroy(&name).await.unwrap();
+    }
+    provider.settle().await;
+    assert_empty(&small.state());
+}
+
 #[test]
 fn an_ordinary_user_is_told_why_not() {
     as_ordinary_user("local_disk::who_fills_its_own_disk_gets_no_space");

@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::cli::Global;
+use crate::commands::run_options::docker_image;
 use crate::error::Result;
 use crate::exit::Exit;
 use crate::output::Output;
@@ -251,7 +252,7 @@ fn leaves(s: &Settings) -> Vec<String> {
 
 /// The engine of the settings.
 fn docker_options(s: &Settings) -> DockerOptions {
-    DockerOptions { host: s.docker_host.clone(), ..DockerOptions::default() }
+    DockerOptions { host: s.docker_host.clone(), image: docker_image(s), ..DockerOptions::default() }
 }
 
 fn docker(s: &Settings) -> Check {

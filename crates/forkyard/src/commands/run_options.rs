@@ -338,6 +338,12 @@ pub fn image(s: &Settings, name: &str) -> Result<Root> {
     }
 }
 
+/// What a Docker sandbox is made of if nobody says; None: the provider's own. An archive is only for whom it was named.
+pub fn docker_image(s: &Settings) -> Option<String> {
+    let local = ["dir:", "archive:", "oci:"];
+    s.image.clone().filter(|image| !local.iter().any(|kind| image.starts_with(kind)))
+}
+
 /// As the provider wants it: whole.
 fn folder(dir: &str) -> Result<String> {
     let named = |why: String| {

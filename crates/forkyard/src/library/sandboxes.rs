@@ -11,7 +11,7 @@ use forkyard_sandbox::{
 };
 
 use super::error::Result;
-use crate::commands::run_options::volume;
+use crate::commands::run_options::{image, volume};
 use crate::error::CliError;
 use crate::yard::{Yard, random_text};
 
@@ -49,7 +49,7 @@ impl SandboxConfig {
         self.provider = Some(provider);
         self
     }
-    /// A registry reference, `oci:PATH` or `archive:PATH`.
+    /// A registry reference, `oci:PATH`, `archive:PATH` or `dir:PATH`, a folder of this machine as the root.
     pub fn image(mut self, image: impl Into<String>) -> SandboxConfig {
         self.root = Some(Root::Image(image.into()));
         self
@@ -165,9 +165,9 @@ impl SandboxConfig {
     fn spec(&self, yard: &Yard, labels: Labels) -> Result<SandboxSpec> {
         let s = &yard.settings;
         let root = match (&self.root, &s.snapshot, &s.image) {
+            (Some(Root::Image(name)), _, _) | (None, None, Some(name)) => image(s, name)?,
             (Some(root), _, _) => root.clone(),
             (None, Some(id), _) => Root::Snapshot(SnapshotId::new(id.clone())?),
-            (None, None, Some(image)) => Root::Image(image.clone()),
             (None, None, None) => Root::Default,
         };
         let limits = Limits {

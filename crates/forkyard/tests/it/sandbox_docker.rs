@@ -30,6 +30,15 @@ async fn sandboxes_of_docker_behave_as_local_ones() {
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(141));
 
+    // Attacks start from the image that is named; what nothing stops there is said, and is no breach.
+    let attack = ["doctor", "--attack", "--only", "3,9,16,22", "--json"];
+    let said = w.run(&[&attack[..], &make[..4]].concat());
+    assert_eq!(said.code, 0, "{}{}", said.stdout, said.stderr);
+    let said: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    let outcomes: Vec<_> = said["attempts"].as_array().unwrap().iter().map(|a| &a["outcome"]).collect();
+    assert!(outcomes.len() >= 5 && outcomes.iter().all(|o| *o != "breach" && *o != "not_tried"), "{said}");
+    assert!(outcomes.iter().any(|o| *o == "open"), "{said}");
+
     // One that was killed leaves nothing to the next command.
     let script = ["--", "sh", "-c", "echo up; exec sleep 600"];
     let mut child = w.program(&with(&["sandbox", "run"], &script)).stdout(Stdio::piped()).spawn().unwrap();

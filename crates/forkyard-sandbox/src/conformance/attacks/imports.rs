@@ -23,6 +23,8 @@ type Frames = Vec<(Entry, Vec<u8>)>;
 /// The archive of an empty sandbox, with other contents.
 struct Forger {
     head: Vec<u8>,
+    /// Which it may start from, where the archive names one.
+    image: Option<String>,
     /// Streams that follow the forged one.
     more: usize,
 }
@@ -39,13 +41,14 @@ impl Forger {
         let mut head = Vec::new();
         BufReader::new(std::fs::File::open(&archive)?).take(64 << 10).read_until(b'\n', &mut head)?;
         let local = ctx.provider.capabilities().provider == ProviderKind::Local;
+        let mut value: serde_json::Value = serde_json::from_slice(&head)?;
+        let image = value["image"].as_str().map(String::from);
         if local {
-            let mut value: serde_json::Value = serde_json::from_slice(&head)?;
             value["layers"] = 1.into();
             head = serde_json::to_vec(&value)?;
             head.push(b'\n');
         }
-        Ok(Forger { head, more: if local { 0 } else { 2 } })
+        Ok(Forger { head, image, more: if local { 0 } else { 2 } })
     }
 
     fn archive(&self, frames: &[u8]) -> Vec<u8> {
@@ -101,16 +104,16 @@ async fn hostile_archives(ctx: &Ctx) -> CaseResult {
     for (what, frames) in hostile {
         std::fs::write(&path, forger.archive(&frames))?;
         let id = name(ctx)?;
-        let refused = ctx.provider.import_snapshot(&id, &path, None).await.err();
+        let refused = ctx.provider.import_snapshot(&id, &path, forger.image.as_deref()).await.err();
         ensure!(refused.as_ref().is_some_and(|e| e.kind == ErrorKind::Invalid), "{what}: {refused:?}");
         ensure!(ctx.provider.snapshots().await?.iter().all(|s| s.id != id), "{what} is listed");
     }
     // A folder by the name of a symlink: refused at once, or unpacked where it leads nowhere.
     let through = stream(vec![link("way", &target), dir("way"), file("escape"), dir_up()]);
-    try_inside(ctx, &path, forger.archive(&through)).await?;
+    try_inside(ctx, &forger, &path, &through).await?;
     // What may be in an archive loses what must not: setuid bits, and a way out.
     let tame = stream(vec![file("setuid"), (Entry::Data { at: 0 }, b"x".to_vec()), link("out", &target)]);
-    let Some(sandbox) = try_inside(ctx, &path, forger.archive(&tame)).await? else {
+    let Some(sandbox) = try_inside(ctx, &forger, &path, &tame).await? else {
         return Err(Failed::new("a sound archive was refused"));
     };
     let mut modes = Vec::new();
@@ -126,12 +129,13 @@ async fn hostile_archives(ctx: &Ctx) -> CaseResult {
 /// Imports and starts from it, if the archive is taken at all.
 async fn try_inside(
     ctx: &Ctx,
+    forger: &Forger,
     path: &std::path::Path,
-    archive: Vec<u8>,
+    frames: &[u8],
 ) -> Result<Option<Arc<dyn Sandbox>>, Failed> {
-    std::fs::write(path, archive)?;
+    std::fs::write(path, forger.archive(frames))?;
     let id = name(ctx)?;
-    if ctx.provider.import_snapshot(&id, path, None).await.is_err() {
+    if ctx.provider.import_snapshot(&id, path, forger.image.as_deref()).await.is_err() {
         return Ok(None);
     }
     let spec = SandboxSpec { root: Root::Snapshot(id.clone()), ..ctx.spec.clone() };

@@ -5,13 +5,13 @@
 //! a user of their own.
 
 mod registry;
-mod source;
+pub(crate) mod source;
 mod user;
 mod zstd;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{BufReader, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -355,14 +355,9 @@ impl<R: Read> Read for Hashed<R> {
 /// Uncompresses a layer into `to`, and says whether it was what it claimed to be.
 fn feed(blob: &Blob, id: &Digest, to: OwnedFd, max: u64) -> Result<()> {
     let broken = |e: std::io::Error| refused(format!("a layer can't be read: {e}"));
-    let open = || -> std::io::Result<std::io::Take<File>> {
-        let mut file = source::open_file(&blob.path)?;
-        file.seek(SeekFrom::Start(blob.offset))?;
-        Ok(file.take(blob.length))
-    };
     let mut magic = Vec::new();
-    open().and_then(|file| file.take(4).read_to_end(&mut magic)).map_err(broken)?;
-    let raw = Hashed { inner: open().map_err(broken)?, hash: Sha256::new() };
+    blob.open().and_then(|file| file.take(4).read_to_end(&mut magic)).map_err(broken)?;
+    let raw = Hashed { inner: blob.open().map_err(broken)?, hash: Sha256::new() };
     let (raw, hash) = match magic.as_slice() {
         [0x1f, 0x8b, ..] => {
             let mut plain = Hashed { inner: flate2::read::MultiGzDecoder::new(raw), hash: Sha256::new() };

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom, Take};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +28,14 @@ pub struct Blob {
     pub length: u64,
     /// Of these bytes, where their source names it.
     pub digest: Option<Digest>,
+}
+
+impl Blob {
+    pub fn open(&self) -> std::io::Result<Take<File>> {
+        let mut file = open_file(&self.path)?;
+        file.seek(SeekFrom::Start(self.offset))?;
+        Ok(file.take(self.length))
+    }
 }
 
 #[derive(Debug)]
@@ -203,7 +211,7 @@ struct Saved {
 }
 
 /// Somebody else may have made it: anything but a file could keep who opens or reads it waiting for ever.
-pub fn open_file(path: &Path) -> std::io::Result<File> {
+fn open_file(path: &Path) -> std::io::Result<File> {
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     match file.metadata()?.is_file() {
         true => Ok(file),
@@ -211,7 +219,20 @@ pub fn open_file(path: &Path) -> std::io::Result<File> {
     }
 }
 
+/// What `docker save` wrote of one image.
+pub struct Archive {
+    /// As it stands there.
+    pub config: Vec<u8>,
+    /// Lowest first.
+    pub layers: Vec<Blob>,
+}
+
 pub fn archive(path: &Path) -> Result<Image> {
+    let Archive { config, layers } = members(path)?;
+    checked(Image { layers, config: parse("configuration", &config)? })
+}
+
+pub fn members(path: &Path) -> Result<Archive> {
     let file = open_file(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => {
             SandboxError::new(ErrorKind::NotFound, format!("image: {}: {e}", path.display()))
@@ -264,8 +285,11 @@ pub fn archive(path: &Path) -> Result<Image> {
         let (offset, length) = find(name)?;
         Ok(Blob { path: path.into(), offset, length, digest: None })
     };
+    if saved.layers.len() > MAX_LAYERS {
+        return Err(refused(format!("it has {} layers, at most {MAX_LAYERS} are taken", saved.layers.len())));
+    }
     let layers = saved.layers.iter().map(blob).collect::<Result<_>>()?;
-    checked(Image { layers, config: parse("configuration", &read(&saved.config)?)? })
+    Ok(Archive { config: read(&saved.config)?, layers })
 }
 
 #[cfg(test)]

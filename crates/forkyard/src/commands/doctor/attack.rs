@@ -10,6 +10,7 @@ use forkyard_sandbox::local::{LocalOptions, LocalProvider};
 use serde_json::json;
 
 use super::leaves;
+use crate::commands::run_options::image;
 use crate::error::{CliError, Result};
 use crate::exit::Exit;
 use crate::output::Output;
@@ -54,7 +55,7 @@ async fn attack(s: &Settings, only: &[u8], out: &Output<'_>) -> Result<Vec<Attac
     let ground = ground(s, &stage).await?;
     let [provider, other] = ground.providers.clone();
     let spec = SandboxSpec {
-        root: s.image.clone().map_or(Root::Default, Root::Image),
+        root: s.image.as_deref().map_or(Ok(Root::Default), |name| image(s, name))?,
         network: NetworkSpec { mode: NetworkMode::None, ..NetworkSpec::default() },
         ..SandboxSpec::default()
     };

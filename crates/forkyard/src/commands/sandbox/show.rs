@@ -2,7 +2,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Args;
-use forkyard_core::sandbox::ProviderKind;
+use forkyard_core::sandbox::{LimitMeans, ProviderKind};
 use forkyard_core::view::RunStatus;
 use forkyard_core::{RunId, SandboxId};
 use forkyard_sandbox::{Health, Sandbox, SandboxInfo, SandboxStatus, Stats, owner};
@@ -195,14 +195,19 @@ async fn one_stats(place: &dyn Place, id: &SandboxId, out: &mut Output<'_>) -> R
         }))?;
         return Ok(Exit::Success);
     }
-    let l = info.limits;
-    for (name, used, of) in [
-        ("memory", size(stats.memory_bytes), size(l.memory_bytes)),
-        ("disk", size(stats.disk_bytes), size(l.disk_bytes)),
-        ("processes", stats.processes.to_string(), l.processes.to_string()),
-        ("cpu", format!("{:.0}%", stats.cpu_percent), format!("{:.0}%", l.cpus * 100.0)),
+    let (l, by) = (info.limits, &info.achieved);
+    for (name, used, of, by) in [
+        ("memory", size(stats.memory_bytes), size(l.memory_bytes), by.memory),
+        ("disk", size(stats.disk_bytes), size(l.disk_bytes), by.disk),
+        ("processes", stats.processes.to_string(), l.processes.to_string(), by.processes),
+        ("cpu", format!("{:.0}%", stats.cpu_percent), format!("{:.0}%", l.cpus * 100.0), by.cpu),
     ] {
-        out.line(&format!("{name:<10} {used} of {of}"))?;
+        let by = match by {
+            LimitMeans::Kernel => ", kept by the kernel",
+            LimitMeans::Watchdog => ", kept by a watchdog",
+            LimitMeans::None => "",
+        };
+        out.line(&format!("{name:<10} {used} of {of}{by}"))?;
     }
     out.line(&format!(
         "{:<10} {} in, {} out",

@@ -36,7 +36,7 @@ pub struct SnapshotsArgs {
     /// With --import: whose it becomes, local or docker; it has to be of the same kind [default: local].
     #[arg(long, value_name = "NAME", requires = "import")]
     pub provider: Option<String>,
-    /// With --import of a Docker snapshot: the image that it may start from [default: docker.image].
+    /// With --import of a Docker snapshot: the image that it may start from [default: sandbox.image].
     #[arg(long, value_name = "IMAGE", requires = "import")]
     pub image: Option<String>,
 }
