@@ -296,9 +296,12 @@ impl Watchdog {
     /// once, or it could fill again what a quick `rm` has just made free.
     pub fn measure_if_over(&mut self) {
         if self.judge.over && self.disk.has_upper() {
+            let free = self.disk.free();
             let total = self.disk.walk();
             let total = if total.whole { total } else { self.disk.walk_still() };
             if total.whole {
+                // From here on the disk moves: not from when it was as full as it may soon be again.
+                self.disk.free_then.store(free, Ordering::Relaxed);
                 // A second look confirms it before anybody is killed.
                 let _ = self.judge.take(self.judge.stretch, total.bytes);
             }
@@ -591,6 +594,21 @@ mod tests {
         assert!(!take(&mut judge, 100));
         judge.begin();
         assert!(!take(&mut judge, 6500) && take(&mut judge, 6500), "back under it, the limit holds again");
+    }
+
+    #[test]
+    fn the_disk_moves_from_what_was_measured_at_a_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let upper = crate::files::tree::open(dir.path().to_str().unwrap()).unwrap();
+        let limits = Watch { memory_bytes: None, cpus: None, disk_bytes: Some(LIMIT) };
+        let mut watchdog = Watchdog::new(limits, Some(upper));
+        let then = |watchdog: &Watchdog| watchdog.disk.free_then.load(Ordering::Relaxed);
+        watchdog.disk.free_then.store(0, Ordering::Relaxed);
+        watchdog.measure_if_over();
+        assert_eq!(then(&watchdog), 0, "nothing was over");
+        watchdog.judge.over = true;
+        watchdog.measure_if_over();
+        assert!(then(&watchdog) > 0);
     }
 
     fn seen(bytes: u64, whole: bool) -> Total {
