@@ -552,6 +552,13 @@ mod tests {
         judge.take(judge.stretch, bytes)
     }
 
+    fn empty(name: &str) -> (std::path::PathBuf, OwnedFd) {
+        let path = std::env::temp_dir().join(format!("forkyard-watch-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        let dir = crate::files::tree::open(path.to_str().unwrap()).unwrap();
+        (path, dir)
+    }
+
     #[test]
     fn growth_past_the_limit_is_killed_when_confirmed() {
         let mut judge = Judge::new(LIMIT);
@@ -598,8 +605,7 @@ mod tests {
 
     #[test]
     fn the_disk_moves_from_what_was_measured_at_a_start() {
-        let dir = tempfile::tempdir().unwrap();
-        let upper = crate::files::tree::open(dir.path().to_str().unwrap()).unwrap();
+        let (path, upper) = empty("start");
         let limits = Watch { memory_bytes: None, cpus: None, disk_bytes: Some(LIMIT) };
         let mut watchdog = Watchdog::new(limits, Some(upper));
         let then = |watchdog: &Watchdog| watchdog.disk.free_then.load(Ordering::Relaxed);
@@ -609,6 +615,7 @@ mod tests {
         watchdog.judge.over = true;
         watchdog.measure_if_over();
         assert!(then(&watchdog) > 0);
+        std::fs::remove_dir(&path).unwrap();
     }
 
     fn seen(bytes: u64, whole: bool) -> Total {
@@ -738,12 +745,11 @@ mod tests {
             assert_eq!((total.bytes, total.whole), (576, false));
         }
         assert_eq!(disk.layers().unmeasured.len(), 1, "it is measured when that can be done");
-        let empty = std::env::temp_dir().join(format!("forkyard-watch-{}", std::process::id()));
-        std::fs::create_dir_all(&empty).unwrap();
-        disk.layers().live = Some(Layer::new(crate::files::tree::open(empty.to_str().unwrap()).unwrap()));
+        let (path, upper) = empty("sealed");
+        disk.layers().live = Some(Layer::new(upper));
         assert!(!disk.walk().whole, "the sealed one is still not known");
         disk.layers().unmeasured.clear();
         assert!(disk.walk().whole);
-        std::fs::remove_dir(&empty).unwrap();
+        std::fs::remove_dir(&path).unwrap();
     }
 }
