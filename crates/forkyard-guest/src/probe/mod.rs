@@ -3,6 +3,7 @@
 
 mod calls;
 mod flood;
+mod memory;
 mod net;
 
 use std::process::ExitCode;
@@ -22,6 +23,7 @@ pub fn run(args: &[&str]) -> ExitCode {
         ["deep"] => flood::deep(),
         ["project", path] => flood::project(path),
         ["hold", way, dir] => flood::hold(way, dir),
+        ["keep", way] => memory::keep(way),
         ["take", what] => flood::take(what),
         [script] if script.starts_with('/') => rewrite(),
         numbers => calls::run(numbers),

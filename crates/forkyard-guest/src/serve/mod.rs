@@ -1,9 +1,11 @@
 //! The guest at work: one event loop for connections and commands, a thread for each question about files.
 
+mod aside;
 mod commands;
 mod conn;
 mod freezer;
 mod job;
+mod memory;
 mod outbox;
 mod owners;
 mod procs;

@@ -13,7 +13,10 @@ pub struct Proc {
     pub ticks: u64,
     /// In clock ticks since boot: with it, a number is used once.
     pub born: u64,
+    pub virtual_bytes: u64,
     pub resident_pages: u64,
+    /// The thread that tells of its memory: of those that are left.
+    pub teller: i32,
 }
 
 /// Every process but the guest. Threads of the kernel do not show in a pid namespace.
@@ -44,13 +47,20 @@ impl Proc {
             let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
             let living = threads.flatten().find_map(|thread| {
                 let stat = std::fs::read(thread.path().join("stat")).ok()?;
-                parse(pid, &stat).filter(|thread| !matches!(thread.state, b'Z' | b'X'))
+                let id = thread.file_name().to_str()?.parse().ok()?;
+                parse(id, &stat).filter(|thread| !matches!(thread.state, b'Z' | b'X'))
             });
-            if let Some(Proc { state, resident_pages, .. }) = living {
-                process = Proc { state, resident_pages, ..process };
+            if let Some(living) = living {
+                process =
+                    Proc { pid, parent: process.parent, ticks: process.ticks, born: process.born, ..living };
             }
         }
         Some(process)
+    }
+
+    /// A file of /proc that tells of its memory.
+    pub fn tells(&self, file: &str) -> Option<String> {
+        std::fs::read_to_string(format!("/proc/{}/task/{}/{file}", self.pid, self.teller)).ok()
     }
 }
 
@@ -69,7 +79,9 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Proc> {
         parent: fields.get(1)?.parse().ok()?,
         ticks: number(11)? + number(12)? + number(13)? + number(14)?,
         born: number(19)?,
+        virtual_bytes: number(20)?,
         resident_pages: number(21)?,
+        teller: pid,
     })
 }
 
@@ -267,7 +279,17 @@ mod tests {
     fn a_name_full_of_parentheses_does_not_shift_the_fields() {
         let stat = b"12 (a) R 1 (x) S 7 12 12 0 -1 4 0 0 0 0 3 4 10 20 20 0 1 0 5 1000 55 0";
         let parsed = parse(12, stat).unwrap();
-        assert_eq!(parsed, Proc { pid: 12, parent: 7, state: b'S', ticks: 37, born: 5, resident_pages: 55 });
+        let expected = Proc {
+            pid: 12,
+            parent: 7,
+            state: b'S',
+            ticks: 37,
+            born: 5,
+            virtual_bytes: 1000,
+            resident_pages: 55,
+            teller: 12,
+        };
+        assert_eq!(parsed, expected);
     }
 
     fn of(child: &Child) -> Vec<Proc> {

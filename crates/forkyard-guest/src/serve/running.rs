@@ -9,6 +9,7 @@ use super::job::{Feed, Which};
 use super::server::{Server, Token, has_children};
 use super::spool;
 use super::watch::{INTERVAL, Limit, Verdict};
+use crate::sys::ipc;
 
 impl Server {
     /// Watches the streams of a job that can take more, and no others: a closed pipe would report itself for ever.
@@ -94,7 +95,7 @@ impl Server {
     pub(super) fn reap(&mut self) {
         let mut info = [0; 512];
         while rustix::io::read(&self.children, &mut info).is_ok_and(|n| n == info.len()) {}
-        let (mut ended, mut any) = (Vec::new(), false);
+        let (mut ended, mut any, mut killed) = (Vec::new(), false, false);
         loop {
             let mut status = 0;
             // SAFETY: waitpid writes one status, which lives across the call.
@@ -103,6 +104,7 @@ impl Server {
                 break;
             }
             any = true;
+            killed |= libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
             let job = self.jobs.iter_mut().find(|(_, job)| job.pid == pid && job.ended.is_none());
             if let Some((number, job)) = job {
                 job.ended = Some((status, Instant::now()));
@@ -111,6 +113,10 @@ impl Server {
         }
         if any {
             self.see_oom();
+        }
+        // Whoever held too much was killed: what it held without a process would be left.
+        if killed && std::process::id() == 1 && !has_children() {
+            ipc::clear();
         }
         for number in ended {
             if let Some(job) = self.jobs.get_mut(&number) {

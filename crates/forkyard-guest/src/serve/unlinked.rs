@@ -1,9 +1,9 @@
-//! Files without a name that somebody holds: no walk of folders finds them, and they fill the disk all the same.
+//! Files without a name that somebody holds: no walk of folders finds them, and they fill the disk, or memory, all the same.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatVfsMountFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, MemfdFlags, Mode, OFlags, Stat, StatVfsMountFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
@@ -27,11 +27,26 @@ pub struct Held {
     /// There may be more: a process that can't be looked into, descriptors on their way through a socket, a mapped file that
     /// nobody has open any more.
     pub unseen: bool,
+    /// Of any kind.
+    pub descriptors: u64,
 }
 
 /// Such files on the disk of `upper`, as far as this thread may look into the commands.
-pub fn held(upper: BorrowedFd<'_>) -> Held {
-    let mut look = Look::new(upper);
+pub fn on_disk(upper: BorrowedFd<'_>) -> Held {
+    held(Place::of_disk(upper))
+}
+
+/// Such files in memory (memfd). Memory that processes share without a file is unseen.
+pub fn in_memory() -> Held {
+    match Place::of_memory() {
+        Ok(place) => held(place),
+        Err(_) => Held { unseen: true, ..Held::default() },
+    }
+}
+
+fn held(place: Place) -> Held {
+    let mut look =
+        Look { place, open: HashSet::new(), mapped: HashSet::new(), looked_at: 0, held: Held::default() };
     for process in procs::all() {
         let looked = look.process(process.pid);
         look.settle(looked);
@@ -50,13 +65,69 @@ fn errno(e: std::io::Error) -> Errno {
     Errno::from_io_error(&e).unwrap_or(Errno::IO)
 }
 
-struct Look {
-    /// The root that is written to is an overlay on that disk, mounted under this number.
-    overlay: Option<u64>,
-    /// Where it is not, as in a container: volumes below the folder.
-    volumes: HashSet<u64>,
+/// Where the files lie that count.
+struct Place {
+    /// The mount by which the kernel tells of descriptors that lead there, if there is but one.
+    mount: Option<u64>,
     /// File systems as mappings name them.
     devices: HashSet<u64>,
+    is: Is,
+}
+
+enum Is {
+    /// The root that is written to is an overlay on that disk.
+    Overlay,
+    /// Where it is not, as in a container: volumes below the folder, which are the devices.
+    Volumes,
+    /// The kernel's own file system in memory, which is mounted nowhere.
+    Memory,
+}
+
+impl Place {
+    fn of_disk(upper: BorrowedFd<'_>) -> Place {
+        let writable =
+            rustix::fs::statvfs("/").is_ok_and(|root| !root.f_flag.contains(StatVfsMountFlags::RDONLY));
+        if !writable {
+            return Place { mount: None, devices: devices(upper), is: Is::Volumes };
+        }
+        let mount = rustix::fs::statx(rustix::fs::CWD, "/", AtFlags::empty(), StatxFlags::MNT_ID);
+        // Older kernels name the file below the overlay.
+        let (root, below) = (rustix::fs::stat("/"), rustix::fs::fstat(upper));
+        Place {
+            mount: Some(mount.map_or(0, |root| root.stx_mnt_id)),
+            devices: [root, below].into_iter().flatten().map(|stat| stat.st_dev).collect(),
+            is: Is::Overlay,
+        }
+    }
+
+    fn of_memory() -> Result<Place, Errno> {
+        let file = rustix::fs::memfd_create("look", MemfdFlags::CLOEXEC)?;
+        let mount = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id;
+        let devices = HashSet::from([rustix::fs::fstat(&file)?.st_dev]);
+        Ok(Place { mount: Some(mount), devices, is: Is::Memory })
+    }
+
+    fn has(&self, file: BorrowedFd<'_>, stat: &Stat) -> bool {
+        match self.is {
+            Is::Overlay => rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == OVERLAY),
+            Is::Volumes | Is::Memory => self.devices.contains(&stat.st_dev),
+        }
+    }
+
+    /// Whether a mapping without a name may be one of them. Segments of System V lie beside files in memory, and are counted.
+    fn may_have(&self, line: &[u8]) -> Option<Inode> {
+        let counted = matches!(self.is, Is::Memory) && contains(line, b" /SYSV");
+        let inode = if counted { None } else { mapped_inode(line) };
+        inode.filter(|inode| self.devices.contains(&inode.0))
+    }
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|it| it == part)
+}
+
+struct Look {
+    place: Place,
     /// Regular files, by any descriptor.
     open: HashSet<Inode>,
     /// By a name that is gone.
@@ -66,27 +137,6 @@ struct Look {
 }
 
 impl Look {
-    fn new(upper: BorrowedFd<'_>) -> Look {
-        let writable =
-            rustix::fs::statvfs("/").is_ok_and(|root| !root.f_flag.contains(StatVfsMountFlags::RDONLY));
-        let mount = || rustix::fs::statx(rustix::fs::CWD, "/", AtFlags::empty(), StatxFlags::MNT_ID);
-        let overlay = writable.then(|| mount().map_or(0, |root| root.stx_mnt_id));
-        let volumes = if writable { HashSet::new() } else { devices(upper) };
-        // Older kernels name the file below the overlay.
-        let (root, below) = (rustix::fs::stat("/"), rustix::fs::fstat(upper));
-        let of_root = [root, below].into_iter().flatten().map(|stat| stat.st_dev);
-        let devices = if writable { of_root.collect() } else { volumes.clone() };
-        Look {
-            overlay,
-            volumes,
-            devices,
-            open: HashSet::new(),
-            mapped: HashSet::new(),
-            looked_at: 0,
-            held: Held::default(),
-        }
-    }
-
     /// Threads may have descriptors of their own, and outlive the first one, which has nothing then.
     fn process(&mut self, pid: i32) -> Result<(), Errno> {
         let mut memory_seen = false;
@@ -110,6 +160,13 @@ impl Look {
         Ok(())
     }
 
+    /// Counts it. Whether there are not too many by now.
+    fn next_descriptor(&mut self) -> bool {
+        self.looked_at += 1;
+        self.held.descriptors += 1;
+        self.looked_at <= MAX_LOOKED_AT
+    }
+
     fn settle(&mut self, looked: Result<(), Errno>) {
         self.held.unseen |= looked.is_err_and(|e| !is_gone(e));
     }
@@ -122,11 +179,8 @@ impl Look {
         };
         for line in maps.split(|b| *b == b'\n') {
             self.looked_at += 1;
-            if line.ends_with(b" (deleted)")
-                && let Some(inode) = mapped_inode(line)
-                && self.devices.contains(&inode.0)
-            {
-                self.mapped.insert(inode);
+            if line.ends_with(b" (deleted)") {
+                self.mapped.extend(self.place.may_have(line));
             }
         }
         // A program may have let go of its own mappings.
@@ -149,8 +203,7 @@ impl Look {
             dir => dir?,
         };
         for number in numbers(&path)? {
-            self.looked_at += 1;
-            if self.looked_at > MAX_LOOKED_AT {
+            if !self.next_descriptor() {
                 break;
             }
             let name = number.to_string();
@@ -178,15 +231,14 @@ impl Look {
     fn closed_descriptors(&mut self, task: &str, thread: i32, is_first: bool) -> Result<(), Errno> {
         let mut process: Option<OwnedFd> = None;
         for number in numbers(&format!("{task}/fdinfo"))? {
-            self.looked_at += 1;
-            if self.looked_at > MAX_LOOKED_AT {
+            if !self.next_descriptor() {
                 break;
             }
-            let overlay = self.overlay.ok_or(Errno::ACCESS)?;
+            let mount = self.place.mount.ok_or(Errno::ACCESS)?;
             let told = descriptor(task, number)?;
             self.held.unseen |= told.passes_others;
             // Nothing else is taken: to be the last who closes a socket may take as long as its owner said.
-            if told.mount != Some(overlay) {
+            if told.mount != Some(mount) {
                 continue;
             }
             if process.is_none() {
@@ -211,17 +263,11 @@ impl Look {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Ok(());
         }
-        if self.open.insert((stat.st_dev, stat.st_ino)) && stat.st_nlink == 0 && self.is_there(file, &stat) {
+        let is_new = self.open.insert((stat.st_dev, stat.st_ino));
+        if is_new && stat.st_nlink == 0 && self.place.has(file, &stat) {
             self.held.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * BLOCK;
         }
         Ok(())
-    }
-
-    fn is_there(&self, file: BorrowedFd<'_>, stat: &Stat) -> bool {
-        match self.overlay {
-            Some(_) => rustix::fs::fstatfs(file).is_ok_and(|fs| fs.f_type == OVERLAY),
-            None => self.volumes.contains(&stat.st_dev),
-        }
     }
 }
 

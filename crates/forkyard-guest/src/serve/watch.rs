@@ -1,16 +1,19 @@
 //! Limits that the machine can't keep: the guest looks, and stops an offender.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forkyard_guest::zygote::Watch;
 
+use super::aside::Aside;
+use super::memory::Memory;
 use super::procs::{Held, Proc};
 use super::share::{Awake, Share};
 use super::{procs, unlinked};
 use crate::files::tree::{ENTRY_BYTES, survey};
+use crate::sys::process::seeing_all;
 
 /// Five looks a second: an offender is stopped well within one.
 pub const INTERVAL: Duration = Duration::from_millis(200);
@@ -50,7 +53,7 @@ pub enum Limit {
 
 pub struct Watchdog {
     limits: Watch,
-    page: u64,
+    memory: Option<Memory>,
     ticks_per_second: u64,
     cpu: Option<Share>,
     /// Who rests, for having used more than its share.
@@ -67,10 +70,8 @@ pub struct Watchdog {
 /// Shared with the thread that measures.
 pub struct Disk {
     layers: Mutex<Layers>,
-    /// The newest measurement, until it is judged.
-    measured: Mutex<Option<Measured>>,
+    aside: Arc<Aside<Measured>>,
     free_then: AtomicU64,
-    busy: AtomicBool,
     limit: u64,
     room: Mutex<Room>,
 }
@@ -259,16 +260,15 @@ impl Watchdog {
     pub fn new(limits: Watch, upper: Option<OwnedFd>) -> Watchdog {
         Watchdog {
             limits,
-            page: rustix::param::page_size() as u64,
+            memory: limits.memory_bytes.map(Memory::new),
             ticks_per_second: rustix::param::clock_ticks_per_second(),
             cpu: None,
             resting: None,
             awake: Awake::default(),
             disk: Arc::new(Disk {
                 layers: Mutex::new(Layers { live: upper.map(Layer::new), ..Layers::default() }),
-                measured: Mutex::default(),
+                aside: Arc::default(),
                 free_then: AtomicU64::new(u64::MAX),
-                busy: AtomicBool::new(false),
                 limit: limits.disk_bytes.unwrap_or(u64::MAX),
                 room: Mutex::default(),
             }),
@@ -290,6 +290,9 @@ impl Watchdog {
     pub fn begin(&mut self) {
         self.judge.begin();
         self.doubt.begin();
+        if let Some(memory) = &mut self.memory {
+            memory.begin();
+        }
     }
 
     /// Before a command starts in a layer that was over its limit: what is left by now decides what it may hold. Measured at
@@ -314,6 +317,9 @@ impl Watchdog {
         (self.cpu, self.resting, self.awake) = (None, None, Awake::default());
         self.dying = procs::all().iter().map(|p| (p.pid, p.born)).collect();
         self.judge.begin();
+        if let Some(memory) = &mut self.memory {
+            memory.begin();
+        }
     }
 
     pub fn is_needed(&self) -> bool {
@@ -326,11 +332,10 @@ impl Watchdog {
         self.looks = self.looks.wrapping_add(1);
         let processes = procs::all();
         self.dying.retain(|(pid, born)| processes.iter().any(|p| (p.pid, p.born) == (*pid, *born)));
-        if let Some(limit) = self.limits.memory_bytes {
+        if let Some(memory) = &mut self.memory {
             let is_dying = |p: &Proc| self.dying.contains(&(p.pid, p.born));
-            let used: u64 =
-                processes.iter().filter(|p| !is_dying(p)).map(|p| p.resident_pages * self.page).sum();
-            if used > limit {
+            let living: Vec<Proc> = processes.iter().filter(|p| !is_dying(p)).copied().collect();
+            if memory.is_over(&living) {
                 return Verdict::Over(Limit::Memory);
             }
         }
@@ -370,7 +375,7 @@ impl Watchdog {
         let (Some(limit), true) = (self.limits.disk_bytes, disk.has_upper()) else { return false };
         let free = disk.free();
         self.doubt.begun.get_or_insert(free);
-        let measured = disk.measured.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let measured = disk.aside.take();
         if measured.is_some_and(|measured| self.weigh(&measured, Disk::walk_still)) {
             return true;
         }
@@ -380,22 +385,15 @@ impl Watchdog {
             || self.judge.allowed.is_none()
             || self.judge.suspect.is_some()
             || self.looks.is_multiple_of(MEASURE_AT_LEAST_EVERY);
-        if due && !disk.busy.swap(true, Ordering::Acquire) {
-            disk.free_then.store(free, Ordering::Relaxed);
-            let (shared, stretch) = (Arc::clone(disk), self.judge.stretch);
-            let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(move || {
-                let measured = Measured { stretch, total: shared.walk(), free };
-                *shared.measured.lock().unwrap_or_else(PoisonError::into_inner) = Some(measured);
-                shared.busy.store(false, Ordering::Release);
-            });
-            if thread.is_err() {
-                // Whoever has used up all processes is measured all the same, here.
-                disk.busy.store(false, Ordering::Release);
-                let measured = Measured { stretch, total: disk.walk(), free };
-                return self.weigh(&measured, Disk::walk_still);
-            }
+        if !due {
+            return false;
         }
-        false
+        let (shared, stretch) = (Arc::clone(disk), self.judge.stretch);
+        let begun = disk.aside.start(move || Measured { stretch, total: shared.walk(), free });
+        if begun.is_ok() {
+            disk.free_then.store(free, Ordering::Relaxed);
+        }
+        matches!(begun, Ok(Some(measured)) if self.weigh(&measured, Disk::walk_still))
     }
 
     /// `still`: measures while everything stands still.
@@ -484,13 +482,12 @@ impl Disk {
             let layers = self.layers();
             (layers.live.clone(), layers.unmeasured.clone())
         };
-        let raised = crate::sys::process::see_all(true).is_ok();
-        let sealed: Vec<Layer> = sealed.into_iter().filter_map(Layer::seen).collect();
-        let live = live.map(|layer| (Arc::clone(&layer.dir), layer.bytes, survey(layer.dir.as_fd())));
-        let nameless = live.as_ref().map(|(dir, ..)| unlinked::held(dir.as_fd())).unwrap_or_default();
-        if raised {
-            let _ = crate::sys::process::see_all(false);
-        }
+        let (sealed, live, nameless) = seeing_all(|| {
+            let sealed: Vec<Layer> = sealed.into_iter().filter_map(Layer::seen).collect();
+            let live = live.map(|layer| (Arc::clone(&layer.dir), layer.bytes, survey(layer.dir.as_fd())));
+            let nameless = live.as_ref().map(|(dir, ..)| unlinked::on_disk(dir.as_fd())).unwrap_or_default();
+            (sealed, live, nameless)
+        });
         let mut layers = self.layers();
         for layer in sealed {
             // Another thread may have measured it too: it counts once.
@@ -734,9 +731,8 @@ mod tests {
         let layers = Layers { live: Some(layer(500)), unmeasured: vec![layer(70)], sealed_bytes: 6 };
         let disk = Disk {
             layers: Mutex::new(layers),
-            measured: Mutex::default(),
+            aside: Arc::default(),
             free_then: AtomicU64::new(0),
-            busy: AtomicBool::new(false),
             limit: u64::MAX,
             room: Mutex::default(),
         };

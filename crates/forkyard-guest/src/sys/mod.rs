@@ -1,5 +1,6 @@
 //! System calls that the standard library has no words for.
 
+pub mod ipc;
 pub mod landlock;
 pub mod mount;
 pub mod process;

@@ -414,9 +414,14 @@ pub(super) async fn cancel_fork(
     Extension(by): Extension<Principal>,
     Path(at): Path<At>,
 ) -> Result<(StatusCode, Json<Accepted>)> {
-    let (run, fork) = found(&app, &at).await?;
-    if fork.outcome.is_some() {
-        return Err(ApiError::new(Code::Ended, format!("fork {} of {} has ended", fork.fork, run.id)));
+    let (run, number) = (app.run(&at.0).await?, at.1);
+    match app.fork(&run, number).await {
+        Ok(fork) if fork.outcome.is_some() => {
+            return Err(ApiError::new(Code::Ended, format!("fork {number} of {} has ended", run.id)));
+        }
+        // It waits for its turn: of those, the run alone knows.
+        Err(e) if e.code == Code::ForkNotFound && number < run.progress.total_forks => {}
+        found => _ = found?,
     }
-    command(&app, &by, &run, Command::CancelFork { fork: fork.fork }, None).await
+    command(&app, &by, &run, Command::CancelFork { fork: number }, None).await
 }

@@ -32,6 +32,25 @@ async fn event(s: &Server, run: &str, kind: &str, n: usize) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_fork_that_waits_for_its_turn_is_cancelled_and_never_begins() {
+    let w = World::with_commit();
+    let s = Server::start(&w);
+    w.write(&w.script(), WAITS);
+    let body = json!({ "repo": w.repo(), "prompt": "wait", "model": w.model(), "forks": 2, "max_concurrent": 1,
+        "sandbox": { "network": "none" } });
+    let run = s.ask(Method::POST, "/api/v1/runs", Some(body), 201).await["id"].as_str().unwrap().to_string();
+    event(&s, &run, "agent.tool_use", 1).await;
+    let at = format!("/api/v1/runs/{run}");
+    s.ask(Method::POST, &format!("{at}/forks/2/cancel"), None, 404).await;
+    for fork in [1, 0] {
+        s.ask(Method::POST, &format!("{at}/forks/{fork}/cancel"), None, 202).await;
+    }
+    s.until(&at, |r| r["status"] == "ended").await;
+    let begun = s.get(&format!("{at}/events?types=agent.tool_use")).await;
+    assert_eq!(begun["events"].as_array().unwrap().len(), 1, "{begun}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_run_is_paused_talked_to_added_to_and_cancelled() {
     let w = World::with_commit();
     let s = Server::start(&w);

@@ -5,6 +5,7 @@ mod control;
 mod files;
 mod imports;
 mod kernel;
+mod memory;
 mod network;
 mod resources;
 mod restless;
@@ -167,6 +168,7 @@ pub fn cases() -> Vec<Case> {
         files::cases(),
         imports::cases(),
         kernel::cases(),
+        memory::cases(),
         resources::cases(),
         restless::cases(),
         network::cases(),
