@@ -17,7 +17,7 @@ const SLACK_DIVISOR: u64 = 64;
 /// The longest that descriptors are not looked at while something runs, in looks.
 const LOOK_AT_LEAST_EVERY: u32 = 25;
 /// Looks in a row at which too much may be held, until it counts as held: others take and give back memory too.
-const MAX_DOUBTS: u32 = 5;
+const MAX_DOUBTS: u32 = 3;
 /// Of the time, at most one part in so many is spent looking at descriptors.
 const LOOK_SHARE: u32 = 20;
 /// What may wait in a socket: twice what one sends ahead by default, which is also the most that may be asked for.
