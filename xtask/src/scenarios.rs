@@ -65,7 +65,7 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario {
         kind: Kind::Soak,
         name: "machine",
-        shows: "every test of the local provider on Debian's own kernel with cgroup v2, as root and as an ordinary user with and without delegated cgroups (counts as in CI, and without the three attacks that need a fast processor: it is emulated)",
+        shows: "every test of the local provider on Debian's own kernel with cgroup v2, as root and as an ordinary user with and without delegated cgroups (counts as in CI: the processor is emulated)",
         program: Program::Cargo(&["xtask", "vm", "--scale", "full", "--workspace"]),
     },
     Scenario {

@@ -406,12 +406,13 @@ impl Inner {
             // The greeting waits for the guest in its socket.
             let (proxy, client) =
                 tokio::join!(cloned.ready(), GuestClient::connect(control, meta.attempt, None));
-            let proxy = proxy?;
-            if !link::is_alive(&meta) {
+            // One that died has its own reason, which comes before what /proc says of it.
+            let (proxy, client) = (proxy?, client?);
+            if !link::is_seen(&meta)? {
                 return Err(unseen(&id));
             }
             let egress = self.serve(&id, spec, proxy)?;
-            Ok(LocalSandbox::new(Arc::clone(self), &meta, client?, egress) as Arc<dyn Sandbox>)
+            Ok(LocalSandbox::new(Arc::clone(self), &meta, client, egress) as Arc<dyn Sandbox>)
         };
         let result = result.await;
         drop(room); // from now on the limit holds
@@ -487,7 +488,7 @@ impl Inner {
     }
 }
 
-/// It is there, and /proc does not say so: whoever looks for it later would take it for gone.
+/// It is there, and /proc does not say so: whoever looks for it later would take it for gone, or could not end it.
 fn unseen(id: &SandboxId) -> SandboxError {
     let what = format!("sandbox {id} is made, but /proc does not show its process to this user");
     SandboxError::new(ErrorKind::Unsupported, what).hint(

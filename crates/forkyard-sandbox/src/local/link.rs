@@ -75,9 +75,22 @@ fn looked_at(meta: &Meta) -> io::Result<bool> {
     }
 }
 
+/// Whether /proc shows this user a process that runs. With `hidepid` it is not there, or is there and may not be looked at: either
+/// way nobody could end it later.
+pub fn is_seen(meta: &Meta) -> Result<bool> {
+    match looked_at(meta) {
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Ok(false),
+        looked => looked.map_err(|e| not_looked_at(meta, &e)),
+    }
+}
+
+fn not_looked_at(meta: &Meta, e: &io::Error) -> SandboxError {
+    unavailable(format!("process of sandbox {}: {e}", meta.id))
+}
+
 /// A handle on the sandbox's pid 1 that can't come to mean another process. None if it is gone.
 pub fn pidfd(meta: &Meta) -> Result<Option<OwnedFd>> {
-    let failed = |e: io::Error| unavailable(format!("process of sandbox {}: {e}", meta.id));
+    let failed = |e: io::Error| not_looked_at(meta, &e);
     let Some(pid) = Pid::from_raw(meta.pid) else { return Ok(None) };
     let fd = match pidfd_open(pid, PidfdFlags::empty()) {
         Err(Errno::SRCH) => return Ok(None),

@@ -212,7 +212,8 @@ impl Inner {
             }
             let layer = layer.insert(self.new_layer(&user)?).clone();
             next.lower.insert(0, layer.clone());
-            next.sealing = Some(Sealing { upper: meta.upper, layer, lower: meta.lower.clone() });
+            let (lower, skeleton) = (meta.lower.clone(), Some(self.skeleton.clone()));
+            next.sealing = Some(Sealing { upper: meta.upper, layer, lower, skeleton });
             self.state.save(&next)
         })();
         if let Err(e) = begun {
@@ -304,9 +305,7 @@ impl Inner {
         let held = [user.as_fd(), mount.as_fd(), line.as_fd(), lock.as_fd()];
         let directory = self.directory(meta).await?;
         let _room = self.room(meta);
-        self.zygote().await?.restack(self.root_ask(meta), ask, directory, held).await?;
-        meta.skeleton.clone_from(&self.skeleton);
-        Ok(())
+        self.zygote().await?.restack(self.root_ask(meta), ask, directory, held).await
     }
 
     /// Ends a seal, one way or the other. `on`: the number of the layer that the sandbox writes to; None if it does not run.
@@ -318,15 +317,20 @@ impl Inner {
         // One that ended before it wrote anything in the new layer loses nothing if the old one is its live one again.
         let happened = match on {
             Some(number) => number == meta.upper,
-            // If a snapshot has the sealed one, nobody may write there again.
+            // If a snapshot has the sealed one, nobody may write there again; nor if it has what it was merged into, which
+            // shares its files.
             None => {
+                let new = meta.lower.iter().filter(|layer| !sealing.lower.contains(layer));
+                let mut users = Vec::new();
+                for layer in new.chain([&sealing.layer]) {
+                    users.extend(state::names(&self.state.layer(layer).join("refs"))?);
+                }
                 std::fs::read_dir(part("up", meta.upper)).is_ok_and(|mut entries| entries.next().is_some())
-                    || state::names(&self.state.layer(&sealing.layer).join("refs"))?
-                        .iter()
-                        .any(|r| *r != user)
+                    || users.iter().any(|r| *r != user)
             }
         };
         let gone = if happened {
+            meta.skeleton = sealing.skeleton.unwrap_or(meta.skeleton);
             part("work", sealing.upper)
         } else {
             let (live, sealed) = (part("up", sealing.upper), self.state.layer(&sealing.layer).join("fs"));
@@ -658,12 +662,16 @@ mod tests {
             let lock = inner.state.lock(id.as_str()).await.unwrap();
             let line = Line::open(&id, &inner.state.sandbox(&id), Attempt(1)).await.unwrap();
             let mut quiet = line.quiesce().await.unwrap();
-            let mut meta = inner.begin_seal(&inner.meta(&id).unwrap()).unwrap();
+            let old = Meta { skeleton: "older".into(), ..inner.meta(&id).unwrap() };
+            let mut meta = inner.begin_seal(&old).unwrap();
             if done {
                 inner.replace_root(&mut meta, &line, &lock).await.unwrap();
             }
             assert_eq!(inner.is_sealed(&mut meta, &line, &mut quiet).await.unwrap(), done);
             assert_eq!(layer_number(&quiet), Some(meta.upper));
+            inner.settle_seal(&mut meta, layer_number(&quiet)).unwrap();
+            let stands_on = if done { inner.skeleton.as_str() } else { "older" };
+            assert_eq!(inner.meta(&id).unwrap().skeleton, stands_on);
             drop((line, lock));
             sh(&sandbox, "echo new > file").await;
             let name = SnapshotId::new("after").unwrap();
@@ -677,6 +685,47 @@ mod tests {
             }
             provider.settle().await;
         }
+    }
+
+    /// Its owner is killed when a snapshot has what the sealed layer was merged into, and it ends before anybody knows.
+    #[tokio::test]
+    async fn nobody_writes_to_what_a_snapshot_has_merged() {
+        let dir = tempfile::tempdir().unwrap();
+        let provider = LocalProvider::new(dir.path(), LocalOptions::default()).unwrap();
+        let (inner, id) = (&provider.inner, SandboxId::new("deep").unwrap());
+        let sandbox = provider.create(&id, Attempt(1), &offline(Root::Default)).await.unwrap();
+        let (below, merged) = (SnapshotId::new("below").unwrap(), SnapshotId::new("merged").unwrap());
+        while inner.meta(&id).unwrap().lower.len() < MAX_DEPTH {
+            sandbox.snapshot(&below, &Labels::new()).await.unwrap();
+            provider.remove_snapshot(&below).await.unwrap();
+        }
+        sh(&sandbox, "echo kept > file").await;
+        let lock = inner.state.lock(id.as_str()).await.unwrap();
+        let line = Line::open(&id, &inner.state.sandbox(&id), Attempt(1)).await.unwrap();
+        assert!(!line.quiesce().await.unwrap().busy);
+        let mut meta = inner.begin_seal(&inner.meta(&id).unwrap()).unwrap();
+        inner.replace_root(&mut meta, &line, &lock).await.unwrap();
+        assert!(meta.lower.len() < MAX_DEPTH, "nothing was merged");
+        let info = SnapshotInfo {
+            id: merged.clone(),
+            provider: ProviderKind::Local,
+            mode: SnapshotMode::Sealed,
+            labels: Labels::new(),
+            created_at: now(),
+            bytes: None,
+        };
+        inner.keep_snapshot(info, meta.lower.clone(), Base::of(&meta)).unwrap();
+        crate::local::link::kill(&meta).await.unwrap();
+        drop((line, lock));
+        let sandbox = provider.start(&id, Attempt(1)).await.unwrap();
+        assert_eq!(sh(&sandbox, "echo more >> file; cat file").await, "kept\nmore\n");
+        let child = SandboxId::new("child").unwrap();
+        let child = provider.create(&child, Attempt(1), &offline(Root::Snapshot(merged))).await.unwrap();
+        assert_eq!(sh(&child, "cat file").await, "kept\n");
+        for id in [&id, child.id()] {
+            provider.destroy(id).await.unwrap();
+        }
+        provider.settle().await;
     }
 
     #[tokio::test]

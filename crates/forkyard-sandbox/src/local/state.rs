@@ -97,6 +97,9 @@ pub struct Sealing {
     pub upper: u32,
     pub layer: String,
     pub lower: Vec<String>,
+    /// What the new root's lowest layer is, by its name.
+    #[serde(default)]
+    pub skeleton: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -390,12 +393,15 @@ impl State {
         Ok(true)
     }
 
-    /// Drops a user; returns what is left to be removed if it was the last. Removing the emptied folder decides: from then on
-    /// nobody can become a user.
+    /// Drops a user; returns what is left to be removed if it was the last.
     pub fn drop_ref(&self, layer: &str, user: &str) -> Result<Option<String>> {
-        let refs = self.layer(layer).join("refs");
-        let _ = fs::remove_file(refs.join(user));
-        match fs::remove_dir(&refs) {
+        let _ = fs::remove_file(self.layer(layer).join("refs").join(user));
+        self.trash_unused(layer)
+    }
+
+    /// A layer that has no users. Removing the emptied folder of them decides: from then on nobody can become one.
+    pub fn trash_unused(&self, layer: &str) -> Result<Option<String>> {
+        match fs::remove_dir(self.layer(layer).join("refs")) {
             Ok(()) => self.trash(&self.layer(layer)),
             Err(_) => Ok(None),
         }

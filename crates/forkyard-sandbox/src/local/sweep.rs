@@ -99,7 +99,9 @@ impl Inner {
             let groups = groups.remove(id.as_str()).unwrap_or_default();
             let known = self.state.load(&id);
             all_known &= known.is_ok();
-            skeletons.extend(known.ok().flatten().map(|meta| meta.skeleton));
+            if let Ok(Some(Meta { skeleton, sealing, .. })) = known {
+                skeletons.extend([skeleton].into_iter().chain(sealing.and_then(|sealing| sealing.skeleton)));
+            }
             let done = self.sweep_sandbox(&id, groups).await;
             if let Err(e) = &done {
                 tracing::warn!(sandbox = %id, error = %e, "a leftover stays");
@@ -186,6 +188,10 @@ impl Inner {
                 continue;
             }
             match users(&path) {
+                // Whoever dropped the last one did not live to remove it.
+                Ok(Some(users)) if users.is_empty() => {
+                    self.state.trash_unused(&layer)?.into_iter().for_each(|path| self.remove_later(path));
+                }
                 Ok(Some(users)) => {
                     for user in users {
                         by_user.entry(user).or_default().push(layer.clone());

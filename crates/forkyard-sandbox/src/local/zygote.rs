@@ -142,6 +142,11 @@ fn silent() -> SandboxError {
     SandboxError::new(ErrorKind::Timeout, "the sandbox helper does not answer")
 }
 
+/// It was asked, and ended: as with one that is late, what it cloned may be at work.
+fn unanswered() -> SandboxError {
+    SandboxError::new(ErrorKind::Timeout, "the sandbox helper ended before it answered")
+}
+
 fn not_started(e: std::io::Error) -> SandboxError {
     unavailable(format!("can't start the sandbox helper: {e}"))
 }
@@ -343,10 +348,9 @@ impl Zygote {
             return Err(SandboxError::new(ErrorKind::Invalid, what).hint("use fewer or shorter variables"));
         }
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
-        let gone = || unavailable("the sandbox helper is gone");
         let mut commands = self.commands.lock().await;
         if !self.is_alive() {
-            return Err(gone());
+            return Err(unavailable("the sandbox helper is gone"));
         }
         let answer = tokio::time::timeout(ANSWER_WITHIN, commands.ask(&text, &borrowed)).await;
         drop(commands);
@@ -355,11 +359,11 @@ impl Zygote {
             self.child.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).give_up();
             return Err(silent());
         };
-        let (answer, mut got) = answer.map_err(|_| gone())?;
+        let (answer, mut got) = answer.map_err(|_| unanswered())?;
         match serde_json::from_slice(&answer) {
-            Ok(Answer::Cloned { pid }) => Ok((pid, got.pop().ok_or_else(gone)?)),
+            Ok(Answer::Cloned { pid }) => Ok((pid, got.pop().ok_or_else(unanswered)?)),
             Ok(Answer::Failed { step, errno }) => Err(setup_error(&step, errno)),
-            Ok(Answer::Up { .. }) | Err(_) => Err(gone()),
+            Ok(Answer::Up { .. }) | Err(_) => Err(unanswered()),
         }
     }
 
@@ -605,6 +609,29 @@ mod tests {
         let (socket, _theirs) = message_pair().unwrap();
         let late = first_answer(&Messages::new(socket).unwrap(), &"never read", &[]).await.unwrap_err();
         assert_eq!(late.kind, ErrorKind::Timeout, "{late}");
+    }
+
+    /// It was killed between a clone and its answer: what was asked may be done later, so nobody may take it for not done.
+    #[tokio::test]
+    async fn who_ends_before_its_answer_may_have_done_what_was_asked() {
+        let (socket, theirs) = message_pair().unwrap();
+        let commands = Commands { messages: Messages::new(socket).unwrap(), owed: 0 };
+        let helper = Helper(Some(Command::new("sleep").arg("600").spawn().unwrap()));
+        let zygote = Zygote {
+            commands: Mutex::new(commands),
+            child: std::sync::Mutex::new(helper),
+            left: AtomicBool::new(false),
+            binds: Vec::new(),
+            layers: Vec::new(),
+        };
+        let ends = std::thread::spawn(move || {
+            let (question, _) = crate::local::fd::receive(theirs.as_fd()).unwrap();
+            assert!(!question.is_empty());
+        });
+        let work = zygote.begin(Work::Remove { path: "trash/none".into() }, Vec::new());
+        let lost = work.await.err().unwrap();
+        ends.join().unwrap();
+        assert_eq!(lost.kind, ErrorKind::Timeout, "{lost}");
     }
 
     #[tokio::test]

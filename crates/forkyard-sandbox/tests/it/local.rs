@@ -144,11 +144,15 @@ async fn run_cases(cases: Vec<Case>) {
     run_cases_on(cases, offline()).await;
 }
 
-/// Cases that count on a program to do much in little time.
-const NEEDS_SPEED: &[&str] =
-    &["an_output_flood_is_contained", "a_busy_machine_hides_no_flood", "moving_folders_hide_no_flood"];
-/// Cases that move a hundred megabytes or more: minutes where every instruction is emulated.
-const TOO_MUCH: &[&str] = &["binary_and_large_files", "a_slow_reader_stops_the_writer"];
+/// Cases that move a hundred megabytes, or need a crowd of processes to get somewhere: minutes where every instruction is
+/// emulated, so that only the whole of the suites has them there.
+const TOO_MUCH: &[&str] = &[
+    "binary_and_large_files",
+    "a_slow_reader_stops_the_writer",
+    "an_output_flood_is_contained",
+    "a_busy_machine_hides_no_flood",
+    "moving_folders_hide_no_flood",
+];
 
 pub async fn run_cases_on(cases: Vec<Case>, spec: SandboxSpec) {
     let dir = tempfile::tempdir().unwrap();
@@ -161,7 +165,7 @@ pub async fn run_cases_on(cases: Vec<Case>, spec: SandboxSpec) {
     // In the virtual machine every instruction is emulated.
     let emulated = std::env::var_os("FORKYARD_MACHINE").is_some();
     let whole = std::env::var("FORKYARD_MACHINE_SCALE").is_ok_and(|scale| scale == "full");
-    let too_much = |case: &Case| NEEDS_SPEED.contains(&case.name) || !whole && TOO_MUCH.contains(&case.name);
+    let too_much = |case: &Case| !whole && TOO_MUCH.contains(&case.name);
     let limit = std::time::Duration::from_secs(if emulated { 600 } else { 120 });
     let mut failed = Vec::new();
     for case in

@@ -171,10 +171,12 @@ async fn what_can_not_be_removed_keeps_nothing_else() {
     }
     let dir = tempfile::tempdir().unwrap();
     let provider = open(dir.path());
-    let folders = ["sandboxes/stuck", "sandboxes/a", "sandboxes/z", "layers/nobodys"];
+    let folders = ["sandboxes/stuck", "sandboxes/a", "sandboxes/z", "layers/nobodys", "layers/lastdropped"];
     for folder in folders {
         std::fs::create_dir(dir.path().join(folder)).unwrap();
     }
+    // Its last user went, and whoever took it away was killed before the folder went too.
+    std::fs::create_dir(dir.path().join(folders[4]).join("refs")).unwrap();
     let part = dir.path().join("images/key.part1");
     std::fs::write(&part, "").unwrap();
     let stuck = dir.path().join(folders[0]);

@@ -2,6 +2,7 @@
 //! the virtual machine of `cargo xtask vm`, which says by `FORKYARD_MACHINE` as whom.
 
 mod quota;
+mod refused;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

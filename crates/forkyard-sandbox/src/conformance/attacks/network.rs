@@ -144,9 +144,8 @@ async fn closed_addresses(ctx: &Ctx) -> CaseResult {
     for v6 in
         ["[::1]", "[::ffff:169.254.169.254]", "[fd00:ec2::254]", "[fe80::1]", "[64:ff9b::7f00:1]", "[::]"]
     {
-        for sandbox in [&isolated, &open] {
-            ensure!(connect(sandbox, &format!("{v6}:80")).await?.is_err(), "{v6} was reached");
-        }
+        refused(stage, &isolated, &format!("{v6}:80"), &[Reason::NotListed]).await?;
+        refused(stage, &open, &format!("{v6}:80"), &[Reason::ClosedAddress]).await?;
     }
     Ok(())
 }
@@ -254,26 +253,29 @@ async fn an_allowed_host_takes_nothing(ctx: &Ctx) -> CaseResult {
 
 async fn the_hosts_loopback(ctx: &Ctx) -> CaseResult {
     let stage = ctx.stage()?;
-    let service = stage.origin("service.test").await?;
+    let service = stage.origin_everywhere("service.test").await?;
     let port = service.port.to_string();
     let sandbox = networked(ctx, NetworkSpec::default()).await?;
     let open = networked(ctx, bridge()).await?;
-    for address in ["127.0.0.1", "127.9.9.9", "[::1]", "[::ffff:127.0.0.1]"] {
-        if dial(&sandbox, &["tcp", address, &port]).await?.is_ok() {
-            return Err(Failed::new(format!("{address}:{port} was reached")));
-        }
-        ensure!(connect(&open, &format!("{address}:{port}")).await?.is_err(), "{address} by the proxy");
-    }
+    let mut addresses = ["127.0.0.1", "127.9.9.9", "[::1]", "[::ffff:127.0.0.1]"].map(String::from).to_vec();
     for own in address::host_addresses().unwrap_or_default() {
-        let own = if own.is_ipv6() { format!("[{own}]") } else { own.to_string() };
-        ensure!(dial(&sandbox, &["tcp", &own, &port]).await?.is_err(), "{own} was reached");
-        ensure!(connect(&open, &format!("{own}:{port}")).await?.is_err(), "{own} by the proxy");
+        addresses.push(if own.is_ipv6() { format!("[{own}]") } else { own.to_string() });
     }
+    let mut reached = 0;
+    for address in addresses {
+        let authority = format!("{address}:{port}");
+        reached += usize::from(tokio::net::TcpStream::connect(&authority).await.is_ok());
+        ensure!(dial(&sandbox, &["tcp", &address, &port]).await?.is_err(), "{authority} was reached");
+        refused(stage, &open, &authority, &[Reason::ClosedAddress]).await?;
+    }
+    ensure!(reached > 1, "the host itself reaches {reached} of its addresses");
     for name in ["localhost", "host.docker.internal", "gateway.docker.internal"] {
-        ensure!(connect(&sandbox, &format!("{name}:{port}")).await?.is_err(), "{name} by the proxy");
+        stage.name(name, &[&["127.0.0.1"]]);
+        refused(stage, &sandbox, &format!("{name}:{port}"), &[Reason::NotListed]).await?;
+        refused(stage, &open, &format!("{name}:{port}"), &[Reason::ClosedAddress]).await?;
     }
     for api in ["127.0.0.1:2375", "127.0.0.1:2376"] {
-        ensure!(connect(&open, api).await?.is_err(), "{api} by the proxy");
+        refused(stage, &open, api, &[Reason::ClosedAddress]).await?;
     }
     for socket in ["/var/run/docker.sock", "/run/docker.sock", "/run/containerd/containerd.sock"] {
         ensure!(dial(&sandbox, &["unix", socket]).await?.is_err(), "{socket} was reached");
@@ -283,26 +285,29 @@ async fn the_hosts_loopback(ctx: &Ctx) -> CaseResult {
 }
 
 async fn a_sibling(ctx: &Ctx) -> CaseResult {
-    const PORT: &str = "8765";
+    let stage = ctx.stage()?;
+    // At the same port of the host somebody listens too: who asks the proxy for one of them must not get to the other.
+    let neighbour = stage.origin_everywhere("neighbour.test").await?;
+    let port = neighbour.port.to_string();
     let victim = networked(ctx, NetworkSpec::default()).await?;
     let name = format!("sibling-{}", victim.id());
-    let argv = [super::stage::PROBE, "probe", "listen", PORT, &name];
+    let argv = [super::stage::PROBE, "probe", "listen", &port, &name];
     let mut listening = victim.exec(ExecRequest::new(argv)).await?;
     let first = listening.events.recv().await;
     ensure!(matches!(&first, Some(Ok(ExecEvent::Stdout(_)))), "nobody listens: {first:?}");
     // It can be reached from where it runs, and from nowhere else.
     let said =
-        run(&victim, ExecRequest::new([super::stage::PROBE, "probe", "tcp", "127.0.0.1", PORT])).await?.out;
+        run(&victim, ExecRequest::new([super::stage::PROBE, "probe", "tcp", "127.0.0.1", &port])).await?.out;
     ensure_eq!(said, "connected\nsibling\n");
     let other = networked(ctx, bridge()).await?;
-    for target in [vec!["tcp", "127.0.0.1", PORT], vec!["unix", &format!("@{name}")]] {
+    for target in [vec!["tcp", "127.0.0.1", &port], vec!["unix", &format!("@{name}")]] {
         ensure!(dial(&other, &target).await?.is_err(), "{target:?} was reached");
     }
-    for authority in
-        [format!("127.0.0.1:{PORT}"), format!("sandbox:{PORT}"), format!("{}:{PORT}", victim.id())]
-    {
-        ensure!(connect(&other, &authority).await?.is_err(), "{authority} by the proxy");
+    for host in ["127.0.0.1", "sandbox", victim.id().as_str()] {
+        stage.name(host, &[&["127.0.0.1"]]);
+        refused(stage, &other, &format!("{host}:{port}"), &[Reason::ClosedAddress]).await?;
     }
+    ensure_eq!(neighbour.received(), "");
     Ok(())
 }
 

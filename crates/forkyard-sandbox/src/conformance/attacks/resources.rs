@@ -185,7 +185,8 @@ async fn moving_folders_hide_no_flood(ctx: &Ctx) -> CaseResult {
     for place in ["beside", "inside"] {
         let sandbox = ctx.sandbox_with(&spec).await?;
         let flood = ExecRequest::new(["sh", "-c", MOVES, "sh", place]);
-        let output = run(&sandbox, flood.timeout(Duration::from_secs(40))).await?;
+        // Seconds, and minutes where every instruction is emulated.
+        let output = run(&sandbox, flood.timeout(Duration::from_secs(200))).await?;
         ensure!(!output.result.timed_out, "{place}: nobody stopped it");
         let used = sandbox.stats().await?.disk_bytes;
         ensure!((DISK / 2..LEFT).contains(&used), "{place}: {used} bytes were written");
@@ -448,7 +449,8 @@ async fn a_busy_machine_hides_no_flood(ctx: &Ctx) -> CaseResult {
     // First every way to hold the supervisor back, then the flood among busy neighbours.
     probe(&sandbox, &["25"]).await?;
     let script = format!("i=0; while [ $i -lt 8 ]; do (while :; do :; done) & i=$((i+1)); done; {FLOOD}");
-    let output = run(&sandbox, ExecRequest::shell(script).timeout(Duration::from_secs(100))).await?;
+    // Seconds, and minutes where every instruction is emulated.
+    let output = run(&sandbox, ExecRequest::shell(script).timeout(Duration::from_secs(400))).await?;
     ensure!(!output.result.timed_out, "nobody stopped it");
     ensure_eq!(sh(&sandbox, "chmod -R 700 h; rm -r h; echo alive").await?.out, "alive\n");
     Ok(())

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -160,6 +160,16 @@ impl Stage {
     /// A server of the host's loopback that `name` resolves to.
     pub async fn origin(&self, name: &str) -> Result<Origin, Failed> {
         self.serve(name, tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?, None)
+    }
+
+    /// The same on every address of the host.
+    pub async fn origin_everywhere(&self, name: &str) -> Result<Origin, Failed> {
+        // One socket for both families, where there are two.
+        let listener = match tokio::net::TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0)).await {
+            Ok(listener) => listener,
+            Err(_) => tokio::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await?,
+        };
+        self.serve(name, listener, None)
     }
 
     /// The server that [`SECRET`] is for. It speaks TLS.
