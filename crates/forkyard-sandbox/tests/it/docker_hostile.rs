@@ -174,6 +174,61 @@ async fn an_archive_takes_no_name_from_another_image() {
     assert_eq!(left(&daemon).await, (0, 0));
 }
 
+/// What `docker save` makes of the image.
+async fn saved(docker: &Docker, name: &str) -> Vec<u8> {
+    let mut archive = Vec::new();
+    let mut pieces = Box::pin(docker.export_image(name));
+    while let Some(piece) = pieces.next().await {
+        archive.extend_from_slice(&piece.unwrap());
+    }
+    archive
+}
+
+/// An archive with these members, as they come.
+fn archive_of(members: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (name, data) in members {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(data.len() as u64);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, name, *data).unwrap();
+    }
+    tar.into_inner().unwrap()
+}
+
+/// Where an archive ends before its last member does, what follows that one in ours would be taken for its content, and the
+/// content of the next for an archive with names of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_archive_that_claims_more_than_it_has_takes_no_name_either() {
+    const BLOCK: usize = 512;
+    let Some(daemon) = Daemon::start().await else { return };
+    let (state, docker) = (tempfile::tempdir().unwrap(), daemon.docker().unwrap());
+    let provider = connect(&daemon, state.path(), None).await;
+    let before = known(&docker, IMAGE).await;
+    changed(&docker, IMAGE, "ENV MARK=evil", "evil:1").await;
+    let (plain, named) = (state.path().join("plain.tar"), state.path().join("named.tar"));
+    std::fs::write(&plain, saved(&docker, "evil:1").await).unwrap();
+    retagged(&plain, &named, &serde_json::json!([IMAGE, "python:3"]));
+    docker.remove_image("evil:1", Some(RemoveImageOptionsBuilder::default().build()), None).await.unwrap();
+
+    let manifest = serde_json::json!([{ "Config": "config.json", "Layers": ["short", "next"] }]).to_string();
+    let mut hostile = archive_of(&[
+        ("config.json", b"{}"),
+        ("manifest.json", manifest.as_bytes()),
+        ("next", &std::fs::read(&named).unwrap()),
+        ("short", &[0; BLOCK]),
+    ]);
+    // The end of the archive and what the last member has.
+    hostile.truncate(hostile.len() - 3 * BLOCK);
+    let file = state.path().join("hostile.tar");
+    std::fs::write(&file, hostile).unwrap();
+    let of_archive = of(&format!("archive:{}", file.display()));
+    let refused = provider.create(&id("hostile"), FIRST, &of_archive).await.err().unwrap();
+    assert_eq!((known(&docker, IMAGE).await, known(&docker, "python:3").await), (before, None));
+    assert!(refused.kind == ErrorKind::Invalid && refused.hint.is_some(), "{refused}");
+    assert_eq!(left(&daemon).await, (0, 0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_images_volumes_and_labels_are_its_makers_word() {
     let (Some(daemon), Some(busybox)) = (Daemon::start().await, needed("busybox")) else { return };
