@@ -23,7 +23,8 @@ pub const HOME_DIR: &str = "/home/user";
 pub const TMP_DIR: &str = "/tmp";
 /// What a sandbox can write for good: a volume each, by its short name.
 pub const VOLUMES: [(&str, &str); 3] = [(WORKSPACE, "workspace"), (HOME_DIR, "home"), (TMP_DIR, "tmp")];
-/// Forkyard's own corner of a sandbox's tree.
+/// Forkyard's own part of a sandbox's tree, and what is in it.
+const CORNER: &str = "/.forkyard";
 pub const GUEST_PATH: &str = "/.forkyard/guest";
 const RUN_PATH: &str = "/.forkyard/run";
 /// The streams of the snapshot that a sandbox starts from.
@@ -153,6 +154,58 @@ pub fn volumes(spec: &SandboxSpec, private: &[PathBuf], files: &[(String, String
         }
     }
     Ok(checked)
+}
+
+/// Where something is mounted in every sandbox, beside the volumes of its own, whose folders are the prepared image's.
+pub fn targets(files: &[(String, String)]) -> Vec<String> {
+    let files = files.iter().map(|(_, inside)| inside.clone());
+    corner()
+        .into_iter()
+        .chain(ENGINES_FILES.map(String::from))
+        .chain(SCRATCH_DIRS.map(String::from))
+        .chain(files)
+        .collect()
+}
+
+fn corner() -> Vec<String> {
+    let volumes = VOLUMES.map(|(_, short)| format!("{VOLUMES_PATH}/{short}"));
+    [GUEST_PATH, RUN_PATH, FROM_PATH].map(String::from).into_iter().chain(volumes).collect()
+}
+
+/// The engine makes what it mounts something on, as root and wherever links of the image lead. In a folder of the host that would
+/// stay: for an ordinary user for good, and with it what it lies in. So nothing of an image's leads into one, nor into anything
+/// where commands could put a link in the place of a folder before the next start.
+pub fn check_image(image: &Prepared, volumes: &[Volume], files: &[(String, String)]) -> Result<()> {
+    let refused = |what: String, fix: &str| Err(SandboxError::new(ErrorKind::Invalid, what).hint(fix));
+    let corner = corner();
+    let of_host =
+        || files.iter().map(|(_, inside)| inside.as_str()).chain(volumes.iter().map(|v| v.path.as_str()));
+    for (path, leads) in &image.leads {
+        if volumes.iter().any(|volume| volume.path == *path) || VOLUMES.iter().any(|(dir, _)| dir == path) {
+            continue;
+        }
+        if corner.contains(path) && !image.volumes.contains(path) {
+            if leads != path {
+                let what = format!("the image has a link in the way of {path}, which leads to {leads}");
+                return refused(what, "use another image");
+            }
+            continue;
+        }
+        let leads = Path::new(leads);
+        let deep = |dir: &&str| leads.strip_prefix(dir).is_ok_and(|below| below.components().count() > 1);
+        // Beside a file of the host's itself, which lies where it is meant to.
+        let others = of_host().filter(|own| own != path);
+        let in_host = others.chain([CORNER]).find(|own| leads.starts_with(own));
+        if let Some(own) = in_host.or(VOLUMES.map(|(dir, _)| dir).into_iter().find(deep)) {
+            let what = format!("in this image {path} would lie in {own}, which is not the image's");
+            let fix = match volumes.iter().any(|volume| volume.path == own) {
+                true => "put that volume elsewhere, like /data",
+                false => "use another image, or one without that volume",
+            };
+            return refused(what, fix);
+        }
+    }
+    Ok(())
 }
 
 /// Ids are the same inside and outside of a container, so that whose a folder is decides who can write to it.
@@ -429,6 +482,47 @@ mod tests {
         for free in ["/data", "/home/other", "/run/x", "/etc/x", "/usr/share/x"] {
             assert_eq!(at(free).unwrap()[0].path, free);
         }
+    }
+
+    #[test]
+    fn nothing_of_an_image_leads_into_a_folder_of_the_host() {
+        let volume = |path: &str| Volume { host_path: "/host".into(), path: path.into(), writable: true };
+        let files = [("/host/file".to_string(), "/etc/ssl/ca.crt".to_string())];
+        let of = |volumes: &[&str], path: &str, leads: &str| Prepared {
+            id: "image".into(),
+            env: Vec::new(),
+            volumes: volumes.iter().map(|path| path.to_string()).collect(),
+            leads: [(path.to_string(), leads.to_string())].into(),
+        };
+        let mounted = [volume("/data"), volume("/srv/x")];
+        let taken = [
+            "/.forkyard",
+            "/.forkyard/run",
+            "/.forkyard/run/a/b",
+            "/data/x",
+            "/srv/x/y/z",
+            "/etc/ssl/ca.crt/x",
+            "/tmp/a/b",
+        ];
+        for leads in taken {
+            for image in
+                [of(&[leads], leads, leads), of(&["/l/x"], "/l/x", leads), of(&[], "/etc/hosts", leads)]
+            {
+                let refused = check_image(&image, &mounted, &files).unwrap_err();
+                assert!(refused.kind == ErrorKind::Invalid && refused.hint.is_some(), "{refused}");
+            }
+        }
+        // One folder of the host where another one is shown already.
+        assert!(check_image(&of(&["/l"], "/l", "/data"), &mounted, &files).is_err());
+        assert!(check_image(&of(&[], RUN_PATH, "/x/run"), &[], &files).is_err());
+        for path in ["/data", "/srv", "/srv/y", "/.forkyarded", "/workspace", "/workspace/own", "/run/a/b"] {
+            check_image(&of(&[path], path, path), &mounted, &files).unwrap();
+        }
+        check_image(&of(&["/data/x"], "/data/x", "/data/x"), &[], &files).unwrap();
+        for path in targets(&files) {
+            check_image(&of(&[], &path, &path), &mounted, &files).unwrap();
+        }
+        check_image(&of(&[], "/etc/ssl/ca.crt", "/etc/pki/ca.crt"), &mounted, &files).unwrap();
     }
 
     #[test]

@@ -15,7 +15,8 @@ use crate::{ErrorKind, Result, SandboxError};
 /// Engine 20.10: the first with one-shot statistics, and what Debian's stable releases carry.
 pub const MIN_API: (usize, usize) = (1, 41);
 const DEFAULT_HOST: &str = "unix:///var/run/docker.sock";
-/// For one request; pulls and archives are streams, to which it applies piece by piece.
+/// From a request to the first word of its answer, and for no longer: what comes after that may take its time. Whatever is sent
+/// before it counts.
 const REQUEST_TIMEOUT_S: u64 = 120;
 /// For its first word, which costs it nothing: one that hangs must not hold up commands that can do without it.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);

@@ -4,15 +4,15 @@
 //! /workspace and /home/user owned by the sandbox's user and that user in /etc/passwd; it is kept under a tag of our own and
 //! shared by all sandboxes.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use bollard::models::{ContainerConfig, ContainerCreateBody};
 use bollard::query_parameters::{
-    CommitContainerOptionsBuilder, CreateContainerOptionsBuilder, CreateImageOptionsBuilder,
-    DownloadFromContainerOptionsBuilder, ListContainersOptionsBuilder, ListImagesOptionsBuilder,
-    RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder, TagImageOptionsBuilder,
+    CommitContainerOptionsBuilder, ContainerArchiveInfoOptionsBuilder, CreateContainerOptionsBuilder,
+    CreateImageOptionsBuilder, DownloadFromContainerOptionsBuilder, ListContainersOptionsBuilder,
+    ListImagesOptions, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder, TagImageOptionsBuilder,
     UploadToContainerOptionsBuilder,
 };
 use bollard::{Docker, body_full};
@@ -23,17 +23,19 @@ use super::archive::{Parts, single_file};
 use super::container::{self, HOME_DIR, LABEL_ID, LABEL_INFO, LABEL_MAKER, LABEL_OWNER, WORKSPACE};
 use super::engine::{gone_is_ok, is_conflict, is_missing, translate};
 use super::lifecycle::token;
-use super::load;
-use super::record::{Home, digest, maker};
-use crate::{ErrorKind, Result, Root, SandboxError};
+use super::record::{Home, MadeImage, digest, maker};
+use super::{Inner, load};
+use crate::{ErrorKind, Result, Root, SandboxError, UnusedImage, Volume};
 
-/// Raised when the layer on top changes.
-const PREPARED_VERSION: u32 = 1;
+/// Raised when the layer on top changes, or what is remembered of it.
+const PREPARED_VERSION: u32 = 2;
 const PREPARED_REPO: &str = "forkyard-prepared";
 /// Images of archives have no name of their own; this one keeps them.
 const LOADED_REPO: &str = "forkyard-loaded";
 /// Each is a mount of its own; images name one or two.
 const MAX_IMAGE_VOLUMES: usize = 32;
+/// Folders around a volume, of each of which the engine is asked.
+const MAX_VOLUME_DEPTH: usize = 16;
 /// A prepared image that was not used for so long is made again when it is wanted: that takes about a second.
 const KEEP_UNUSED: Duration = Duration::from_secs(24 * 3600);
 /// Of /etc/passwd and /etc/group.
@@ -47,6 +49,8 @@ pub struct Prepared {
     pub env: Vec<String>,
     /// Folders that it says are volumes.
     pub volumes: Vec<String>,
+    /// Where these lead in it, and whatever else something is mounted on in every sandbox.
+    pub leads: BTreeMap<String, String>,
 }
 
 /// What a root names, as the engine's image reference. Archives are loaded on the way.
@@ -57,7 +61,8 @@ pub async fn reference(docker: &Docker, home: &Home, root: &Root, default: &str)
             Some(("archive", path)) => {
                 let id = load::archive(docker, Path::new(path)).await?;
                 let name = digest(id.as_bytes());
-                // Before it has the name: from now on no sweep takes it away.
+                // From now on no sweep takes it away.
+                let _lock = home.lock_image(&name).await?;
                 home.use_image(&name)?;
                 let options = TagImageOptionsBuilder::default().repo(LOADED_REPO).tag(&name).build();
                 docker.tag_image(&id, Some(options)).await.map_err(|e| translate(&id, &e))?;
@@ -79,13 +84,8 @@ pub async fn reference(docker: &Docker, home: &Home, root: &Root, default: &str)
 }
 
 /// The image with our layer on top; pulled and made if it is not there.
-pub async fn prepare(
-    docker: &Docker,
-    home: &Home,
-    owner: &str,
-    image: &str,
-    user: (u32, u32),
-) -> Result<Prepared> {
+pub async fn prepare(inner: &Inner, image: &str) -> Result<Prepared> {
+    let Inner { docker, home, owner, user, .. } = inner;
     let found = match docker.inspect_image(image).await {
         Ok(found) => found,
         Err(fault) if is_missing(&fault) => {
@@ -97,17 +97,42 @@ pub async fn prepare(
     let config = found.config.unwrap_or_default();
     let (env, volumes) = (config.env.unwrap_or_default(), volumes(&config.volumes.unwrap_or_default())?);
     let base = found.id.unwrap_or_else(|| image.to_string());
-    let name = digest(format!("{PREPARED_VERSION} {base} {} {}", user.0, user.1).as_bytes());
+    let mut targets = container::targets(&inner.files);
+    // Of each install its own: none can tell what another one has made.
+    let made_of = format!("{PREPARED_VERSION} {owner} {base} {user:?} {targets:?}");
+    let name = digest(made_of.as_bytes());
+    // Two processes would make two, of which one keeps no name: nobody would find it again.
+    let _lock = home.lock_image(&name).await?;
     // Before it is looked for: from now on no sweep takes it away.
-    if let Some(id) = home.use_image(&name)? {
+    if let Some(MadeImage { id, leads }) = home.use_image(&name)? {
         match docker.inspect_image(&id).await {
-            Ok(_) => return Ok(Prepared { id, env, volumes }),
+            Ok(_) => return Ok(Prepared { id, env, volumes, leads }),
             Err(fault) if is_missing(&fault) => {}
             Err(fault) => return Err(translate(image, &fault)),
         }
     }
+    // Made by a process that did not live to write that down: once the next one has the name, it would have none.
+    untag(docker, &format!("{PREPARED_REPO}:{name}")).await?;
+    let container = unstarted(docker, owner, &base).await?;
+    targets.extend(volumes.iter().cloned());
+    let made = async {
+        let id = add_layer(docker, &container, &name, *user).await?;
+        // The layer may have put a folder where there was a link.
+        let leads = lead(docker, &container, targets).await?;
+        Ok(MadeImage { id, leads })
+    };
+    let made = made.await;
+    let removed = remove(docker, &container).await;
+    let made = made?;
+    removed?;
+    home.made_image(&name, &made)?;
+    Ok(Prepared { id: made.id, env, volumes, leads: made.leads })
+}
+
+/// A container to look into, and to put a layer on.
+async fn unstarted(docker: &Docker, owner: &str, image: &str) -> Result<String> {
     let body = ContainerCreateBody {
-        image: Some(base),
+        image: Some(image.to_string()),
         // Never started; the engine wants a command all the same.
         entrypoint: Some(vec!["/".into()]),
         // All of ours: an image's own would make it somebody's sandbox.
@@ -120,14 +145,58 @@ pub async fn prepare(
     };
     let options =
         CreateContainerOptionsBuilder::default().name(&container::preparing(owner, &token()?)).build();
-    let container = docker.create_container(Some(options), body).await.map_err(|e| translate(image, &e))?.id;
-    let made = add_layer(docker, &container, &name, user).await;
-    let remove = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
-    let removed = gone_is_ok(image, docker.remove_container(&container, Some(remove)).await);
-    let id = made?;
-    removed?;
-    home.made_image(&name, &id)?;
-    Ok(Prepared { id, env, volumes })
+    Ok(docker.create_container(Some(options), body).await.map_err(|e| translate(image, &e))?.id)
+}
+
+async fn remove(docker: &Docker, container: &str) -> Result<()> {
+    let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
+    gone_is_ok(container, docker.remove_container(container, Some(options)).await)
+}
+
+/// Where each of these paths leads in what a container starts from. It goes on from what is not there as if there were folders.
+async fn lead(docker: &Docker, container: &str, paths: Vec<String>) -> Result<BTreeMap<String, String>> {
+    let mut leads = BTreeMap::new();
+    for path in paths {
+        let (mut asked, mut at) = (PathBuf::from("/"), PathBuf::from("/"));
+        let mut parts = Path::new(&path).components().skip(1);
+        while let Some(part) = parts.next() {
+            // Not of where it has led so far: a name there need not be text, and its answers are.
+            asked.push(part);
+            at.push(part);
+            let path = asked.to_string_lossy();
+            let options = ContainerArchiveInfoOptionsBuilder::default().path(&path).build();
+            match docker.get_container_archive_info(container, Some(options)).await {
+                // The engine has followed it, and whatever it leads to, to the end.
+                Ok(found) if !found.link_target.is_empty() => at = PathBuf::from(found.link_target),
+                Ok(_) => {}
+                Err(fault) if is_missing(&fault) => {
+                    at.extend(parts);
+                    break;
+                }
+                Err(fault) => return Err(translate(&path, &fault)),
+            }
+        }
+        leads.insert(path, at.display().to_string());
+    }
+    Ok(leads)
+}
+
+/// The engine follows links of the image to where it mounts a folder of the host, and makes what is missing there: as root, and in
+/// another folder of the host if that is where they lead.
+pub async fn check_links(inner: &Inner, image: &Prepared, volumes: &[Volume]) -> Result<()> {
+    if volumes.is_empty() {
+        return Ok(());
+    }
+    let Inner { docker, owner, .. } = inner;
+    let container = unstarted(docker, owner, &image.id).await?;
+    let leads = lead(docker, &container, volumes.iter().map(|volume| volume.path.clone()).collect()).await;
+    let removed = remove(docker, &container).await;
+    if let Some((path, leads)) = leads?.iter().find(|(path, leads)| path != leads) {
+        let what = format!("volumes: in this image a link makes {leads} of {path}");
+        return Err(SandboxError::new(ErrorKind::Invalid, what)
+            .hint("name that path itself, or one without links, like /data"));
+    }
+    removed
 }
 
 /// As the engine will have them. It mounts a relative one where its words lead then, and not where they seem to.
@@ -151,43 +220,65 @@ fn volumes(named: &[String]) -> Result<Vec<String>> {
                 Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
             }
         }
+        if whole.components().skip(1).count() > MAX_VOLUME_DEPTH {
+            let what = format!("the image names a volume that lies deeper than {MAX_VOLUME_DEPTH} folders");
+            return refused(what, "use an image whose volumes do not");
+        }
         plain.insert(whole.display().to_string());
     }
     Ok(plain.into_iter().collect())
 }
 
-/// Tags of images that we loaded or prepared, that nobody has used for a while and that no container stands on, nor, apart from
-/// some, a snapshot.
+/// Tags of images that we loaded or prepared, that nobody has used for a while and that no container stands on, nor another image
+/// or, apart from some, a snapshot.
 pub async fn unused(
     docker: &Docker,
     home: &Home,
     age: Duration,
     without: &[SnapshotId],
-) -> Result<Vec<String>> {
+) -> Result<Vec<UnusedImage>> {
     let options = ListContainersOptionsBuilder::default().all(true).build();
     let containers = docker.list_containers(Some(options)).await.map_err(|e| translate("containers", &e))?;
     let mut in_use: BTreeSet<String> = containers.into_iter().filter_map(|c| c.image_id).collect();
-    in_use.extend(home.stand_on(without)?);
-    let repos = [PREPARED_REPO, LOADED_REPO];
-    let filters = HashMap::from([("reference".to_string(), repos.map(String::from).to_vec())]);
-    let options = ListImagesOptionsBuilder::default().filters(&filters).build();
-    let found = docker.list_images(Some(options)).await.map_err(|e| translate("images", &e))?;
+    let mut repos = vec![PREPARED_REPO];
+    match home.stand_on(without) {
+        Ok(images) => {
+            in_use.extend(images);
+            repos.push(LOADED_REPO);
+        }
+        // Any of those may be what it starts from, and could not be had again.
+        Err(e) => tracing::warn!(error = %e, "images of archives stay: what starts from them can't be told"),
+    }
+    let found = docker.list_images(None::<ListImagesOptions>).await.map_err(|e| translate("images", &e))?;
+    // Without its name the engine would keep it all the same, and nobody would find it once it is free.
+    in_use.extend(found.iter().map(|image| image.parent_id.clone()));
     let mut unused = Vec::new();
-    for image in found.into_iter().filter(|image| !in_use.contains(&image.id)) {
+    for image in found.iter().filter(|image| !in_use.contains(&image.id)) {
         let made = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(image.created).unwrap_or(0));
         for tag in &image.repo_tags {
-            let Some((_, digest)) = tag.split_once(':').filter(|(repo, _)| repos.contains(repo)) else {
+            let Some((repo, digest)) = tag.split_once(':').filter(|(repo, _)| repos.contains(repo)) else {
                 continue;
             };
-            let used = home.image_used(digest).unwrap_or(made);
-            if used.elapsed().is_ok_and(|since| since < age.max(KEEP_UNUSED)) {
+            if !is_unused(home, digest, made, age) {
                 continue;
             }
-            unused.push(tag.clone());
+            let bytes = match repo {
+                // By another name it stays.
+                LOADED_REPO if image.repo_tags.len() == 1 => u64::try_from(image.size).unwrap_or(0),
+                // A layer of a few folders: nothing beside the image under it, which is the engine's.
+                _ => 0,
+            };
+            unused.push(UnusedImage { name: tag.clone(), bytes });
         }
     }
-    unused.sort_unstable();
+    unused.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     Ok(unused)
+}
+
+/// `made`: where nothing says when it was used.
+fn is_unused(home: &Home, digest: &str, made: SystemTime, age: Duration) -> bool {
+    let used = home.image_used(digest).unwrap_or(made);
+    used.elapsed().is_ok_and(|since| since >= age.max(KEEP_UNUSED))
 }
 
 /// Removes those; says which it did. The engine keeps one that a container has come to stand on meanwhile.
@@ -196,23 +287,33 @@ pub async fn sweep(
     home: &Home,
     age: Duration,
     without: &[SnapshotId],
-) -> Result<Vec<String>> {
+) -> Result<Vec<UnusedImage>> {
     let mut removed = Vec::new();
-    for tag in unused(docker, home, age, without).await? {
-        let digest = tag.rsplit(':').next().unwrap_or_default();
-        // What it was made from is not ours to remove.
-        let options = RemoveImageOptionsBuilder::default().noprune(true).build();
-        match docker.remove_image(&tag, Some(options), None).await {
-            Ok(_) => {
-                home.forget_image(digest)?;
-                removed.push(tag);
-            }
-            Err(fault) if is_missing(&fault) => home.forget_image(digest)?,
-            Err(fault) if is_conflict(&fault) => {}
-            Err(fault) => return Err(translate(&tag, &fault)),
+    for image in unused(docker, home, age, without).await? {
+        let digest = image.name.rsplit(':').next().unwrap_or_default();
+        // Somebody is about to use one whose lock is held, or has begun to since it was looked at.
+        let Some(_lock) = home.try_lock_image(digest)? else { continue };
+        if !is_unused(home, digest, SystemTime::UNIX_EPOCH, age) {
+            continue;
+        }
+        if untag(docker, &image.name).await? {
+            home.forget_image(digest)?;
+            removed.push(image);
         }
     }
     Ok(removed)
+}
+
+/// Takes a name from an image, which goes with its last one. Whether it is gone: the engine keeps what a container stands on.
+async fn untag(docker: &Docker, tag: &str) -> Result<bool> {
+    // What it was made from is not ours to remove.
+    let options = RemoveImageOptionsBuilder::default().noprune(true).build();
+    match docker.remove_image(tag, Some(options), None).await {
+        Ok(_) => Ok(true),
+        Err(fault) if is_missing(&fault) => Ok(true),
+        Err(fault) if is_conflict(&fault) => Ok(false),
+        Err(fault) => Err(translate(tag, &fault)),
+    }
 }
 
 async fn pull(docker: &Docker, image: &str) -> Result<()> {

@@ -146,8 +146,10 @@ impl Inner {
         };
         let prepared = {
             let _one = self.preparing.lock().await;
-            image::prepare(&self.docker, &self.home, &self.owner, &image, self.user).await?
+            image::prepare(self, &image).await?
         };
+        container::check_image(&prepared, &spec.volumes, &self.files)?;
+        image::check_links(self, &prepared, &spec.volumes).await?;
         let kind = self.kind(&prepared, &image, spec);
         let created_at = now();
         let record = Record {

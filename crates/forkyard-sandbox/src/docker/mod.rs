@@ -86,7 +86,7 @@ struct Inner {
     files: Vec<(String, String)>,
     guest: String,
     user: (u32, u32),
-    /// One image is prepared at a time: twenty forks of one run want the same.
+    /// One image is looked for at a time: twenty forks of one run want the same, and none of them pulls it once more.
     preparing: tokio::sync::Mutex<()>,
     /// Whether this process has looked for orphans.
     swept: AtomicBool,
@@ -216,13 +216,11 @@ impl Provider for DockerProvider {
         remove: bool,
     ) -> Result<Vec<UnusedImage>> {
         let Inner { docker, home, .. } = &*self.inner;
-        let tags = if remove {
-            image::sweep(docker, home, age, without).await?
+        if remove {
+            image::sweep(docker, home, age, without).await
         } else {
-            image::unused(docker, home, age, without).await?
-        };
-        // A layer of a few folders: nothing beside the image under it, which is the engine's.
-        Ok(tags.into_iter().map(|name| UnusedImage { name, bytes: 0 }).collect())
+            image::unused(docker, home, age, without).await
+        }
     }
     async fn sweep(&self) -> Result<()> {
         self.inner.sweep().await

@@ -86,6 +86,15 @@ pub struct SnapshotRecord {
     pub image: String,
 }
 
+/// An image that we made of another one.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MadeImage {
+    /// Which of the engine's it is: a tag can be moved by whoever loads an archive.
+    pub id: String,
+    /// Where it has something mounted, and where each of these paths leads in it.
+    pub leads: BTreeMap<String, String>,
+}
+
 /// A container that was started before anybody knew for whom. The name of an empty file says all of it, and that file is moved
 /// by one rename: of two who want it, one gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -341,13 +350,18 @@ impl Home {
         Ok(all)
     }
 
-    /// Images that sandboxes and, apart from some, snapshots start from, as the engine knows them. A damaged one starts nothing.
+    /// Images that sandboxes and, apart from some, snapshots start from, as the engine knows them. All of them or an error: a
+    /// record that can't be read may name any.
     pub fn stand_on(&self, without: &[SnapshotId]) -> Result<Vec<String>> {
+        let mut images = Vec::new();
         let snapshots = names(&self.0.join("snapshots"), |name| SnapshotId::new(name).ok())?;
-        let snapshots = snapshots.into_iter().filter(|id| !without.contains(id));
-        let snapshots = snapshots.filter_map(|id| Some(self.read_snapshot(&id).ok()??.image));
-        let sandboxes = self.known()?.into_iter().filter_map(|id| Some(self.read(&id).ok()??.image));
-        Ok(snapshots.chain(sandboxes).collect())
+        for id in snapshots.iter().filter(|id| !without.contains(id)) {
+            images.extend(self.read_snapshot(id)?.map(|record| record.image));
+        }
+        for id in self.known()? {
+            images.extend(self.read(&id)?.map(|record| record.image));
+        }
+        Ok(images)
     }
 
     /// From now on anybody may take it.
@@ -392,19 +406,32 @@ impl Home {
         Ok(())
     }
 
-    /// It is used now. Which image of the engine's it is, as we made it: a tag can be moved by whoever loads an archive.
-    pub fn use_image(&self, digest: &str) -> Result<Option<String>> {
-        let path = self.image(digest);
-        let id = match fs::read_to_string(&path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
-            read => read.map_err(failed(&path))?,
-        };
-        self.put(&path, id.as_bytes(), 0o600)?;
-        Ok(Some(id).filter(|id| !id.is_empty()))
+    /// Held by whoever makes the image, gives it its name or takes that away, of all processes.
+    pub async fn lock_image(&self, digest: &str) -> Result<Lock> {
+        // No sandbox has a dot in its id.
+        Lock::take(&self.0.join("lock"), &format!("image.{digest}")).await
     }
 
-    pub fn made_image(&self, digest: &str, id: &str) -> Result<()> {
-        self.put(&self.image(digest), id.as_bytes(), 0o600)
+    /// None if somebody has it.
+    pub fn try_lock_image(&self, digest: &str) -> Result<Option<Lock>> {
+        Lock::try_take(&self.0.join("lock"), &format!("image.{digest}"))
+    }
+
+    /// It is used now. None: not one that we made, or one of an older version.
+    pub fn use_image(&self, digest: &str) -> Result<Option<MadeImage>> {
+        let path = self.image(digest);
+        let made = match fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
+            read => read.map_err(failed(&path))?,
+        };
+        self.put(&path, &made, 0o600)?;
+        Ok(serde_json::from_slice(&made).ok())
+    }
+
+    pub fn made_image(&self, digest: &str, made: &MadeImage) -> Result<()> {
+        let text = serde_json::to_vec(made)
+            .map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("image: {e}")))?;
+        self.put(&self.image(digest), &text, 0o600)
     }
 
     /// When it was last used from here; None if it never was.
@@ -455,8 +482,12 @@ fn gone(path: &Path) -> Result<()> {
 }
 
 fn names<T>(dir: &Path, parse: impl Fn(String) -> Option<T>) -> Result<Vec<T>> {
-    let entries = fs::read_dir(dir).map_err(failed(dir))?;
-    Ok(entries.flatten().filter_map(|e| e.file_name().into_string().ok()).filter_map(parse).collect())
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed(dir))? {
+        let name = entry.map_err(failed(dir))?.file_name();
+        names.extend(name.into_string().ok().and_then(&parse));
+    }
+    Ok(names)
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
@@ -515,6 +546,24 @@ mod tests {
             }
         });
         assert_eq!(home.known().unwrap().len(), ids().count());
+    }
+
+    #[test]
+    fn what_stands_on_an_image_is_known_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(dir.path()).unwrap();
+        home.make(&record("box"), 0, 0).unwrap();
+        let [snapshot, being_made] = ["snap", "new"].map(|name| SnapshotId::new(name).unwrap());
+        fs::create_dir(home.snapshot(&being_made)).unwrap();
+        assert_eq!(home.stand_on(&[]).unwrap(), ["image"]);
+        fs::create_dir(home.snapshot(&snapshot)).unwrap();
+        for damaged in ["", r#"{"version": 2}"#] {
+            fs::write(home.snapshot(&snapshot).join("snapshot.json"), damaged).unwrap();
+            assert!(home.stand_on(&[]).is_err());
+            assert_eq!(home.stand_on(std::slice::from_ref(&snapshot)).unwrap(), ["image"]);
+        }
+        fs::write(home.sandbox(&SandboxId::new("box").unwrap()).join(RECORD_NAME), "{").unwrap();
+        assert!(home.stand_on(&[snapshot]).is_err());
     }
 
     #[test]

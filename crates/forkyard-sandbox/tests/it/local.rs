@@ -257,7 +257,7 @@ fn attacks_as_an_ordinary_user() {
 }
 
 /// Answers every connection with a line, like a proxy that knows only one word.
-struct OneWord(&'static str);
+pub struct OneWord(pub &'static str);
 
 struct Serving(tokio::task::JoinHandle<()>);
 

@@ -33,7 +33,7 @@ use crate::bounds::MAX_ENV_BYTES;
 use crate::{ErrorKind, Result, SandboxError, UnusedImage, bytes_in};
 
 /// Of an image as a whole, unpacked.
-const LIMITS: UnpackLimits = UnpackLimits { bytes: 64 << 30, entries: 10_000_000 };
+pub(crate) const LIMITS: UnpackLimits = UnpackLimits { bytes: 64 << 30, entries: 10_000_000 };
 /// Sandboxes' own layers come on top, and lookups cost by depth: more than this become one.
 const MAX_DEPTH: usize = 8;
 const MAX_VARIABLES: usize = 256;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::refused;
+use super::{refused, zstd};
 use crate::local::state::io_error;
 use crate::{ErrorKind, Result, SandboxError};
 
@@ -219,6 +219,20 @@ fn open_file(path: &Path) -> std::io::Result<File> {
     }
 }
 
+/// Enough of a file to tell how it is compressed.
+const MAGIC: u64 = 4;
+
+/// The program for what begins so.
+fn undone_by(first: &[u8]) -> Option<&'static str> {
+    match first {
+        [0x1f, 0x8b, ..] => Some("gunzip"),
+        [b'B', b'Z', b'h', ..] => Some("bunzip2"),
+        [0xfd, b'7', b'z', b'X'] => Some("unxz"),
+        first if zstd::is_zstd(first) => Some("unzstd"),
+        _ => None,
+    }
+}
+
 /// What `docker save` wrote of one image.
 pub struct Archive {
     /// As it stands there.
@@ -239,11 +253,23 @@ pub fn members(path: &Path) -> Result<Archive> {
         }
         _ => io_error(path, &e),
     })?;
+    let in_all = file.metadata().map_err(|e| io_error(path, &e))?.len();
+    let mut first = Vec::new();
+    (&file)
+        .take(MAGIC)
+        .read_to_end(&mut first)
+        .and_then(|_| (&file).rewind())
+        .map_err(|e| io_error(path, &e))?;
     // What is no archive is told without what is in it: an error of its reader holds parts of that.
-    let broken = |e: std::io::Error| match e.raw_os_error() {
-        Some(_) => io_error(path, &e),
+    let damaged = || match undone_by(&first) {
+        Some(program) => refused(format!("{} is compressed", path.display()))
+            .hint(format!("uncompress it first: {program} < FILE > image.tar")),
         None => refused(format!("{} is no archive, or not all of one", path.display()))
             .hint("make it with docker save"),
+    };
+    let broken = |e: std::io::Error| match e.raw_os_error() {
+        Some(_) => io_error(path, &e),
+        None => damaged(),
     };
     // Where each member lies; links stand for what they name.
     let (mut members, mut links) = (BTreeMap::new(), BTreeMap::new());
@@ -251,6 +277,10 @@ pub fn members(path: &Path) -> Result<Archive> {
     // As they stand: what extends the next one's name could be as long as memory.
     for entry in tar.entries_with_seek().map_err(broken)?.raw(true) {
         let entry = entry.map_err(broken)?;
+        // Going on to the next one may lead beyond the end, where there is none: the last may claim what is not there.
+        if entry.raw_file_position().checked_add(entry.size()).is_none_or(|end| end > in_all) {
+            return Err(damaged());
+        }
         let name = String::from_utf8_lossy(&entry.path_bytes()).trim_start_matches("./").to_string();
         if entry.header().entry_type().is_file() {
             members.insert(name, (entry.raw_file_position(), entry.size()));
@@ -315,5 +345,43 @@ mod tests {
         std::fs::write(&path, header.as_bytes()).unwrap();
         File::options().write(true).open(&path).unwrap().set_len((1 << 40) + (1 << 20)).unwrap();
         assert!(archive(&path).unwrap_err().message.contains("manifest.json"));
+    }
+
+    #[test]
+    fn what_is_not_there_is_no_part_of_a_member() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image.tar");
+        let mut header = tar::Header::new_gnu();
+        header.set_path("layer.tar").unwrap();
+        header.set_size(512);
+        header.set_cksum();
+        let mut data = header.as_bytes().to_vec();
+        data.extend([0; 511]);
+        std::fs::write(&path, &data).unwrap();
+        assert!(archive(&path).unwrap_err().message.contains("not all of one"));
+        data.push(0);
+        std::fs::write(&path, &data).unwrap();
+        assert!(archive(&path).unwrap_err().message.contains("manifest.json"));
+        header.set_size(u64::MAX);
+        header.set_cksum();
+        std::fs::write(&path, header.as_bytes()).unwrap();
+        assert!(archive(&path).unwrap_err().message.contains("not all of one"));
+    }
+
+    #[test]
+    fn a_compressed_archive_is_known_by_its_first_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image.tar");
+        for (first, program) in [
+            (b"\x1f\x8b\x08\0".as_slice(), Some("gunzip")),
+            (b"BZh9", Some("bunzip2")),
+            (b"\xfd7zX", Some("unxz")),
+            (b"\x28\xb5\x2f\xfd", Some("unzstd")),
+            (b"none", None),
+        ] {
+            std::fs::write(&path, [first, &[7; 2000]].concat()).unwrap();
+            let error = archive(&path).unwrap_err();
+            assert!(error.hint.unwrap().contains(program.unwrap_or("docker save")), "{first:?}");
+        }
     }
 }
