@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::FULL_HINT;
 use crate::local::GUEST;
 use crate::lock::Lock;
-use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, SnapshotInfo, born};
+use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, SnapshotInfo, birth};
 
 /// The guest's socket, inside the sandbox's run folder.
 pub const SOCKET_NAME: &str = "guest.sock";
@@ -57,18 +57,25 @@ pub struct Record {
     pub adopted: Option<BTreeMap<String, String>>,
 }
 
+/// In a name: nobody could see when it was born. Nothing but the first process of the machine is as old as that.
+const UNSEEN: u64 = 0;
+
 /// This process, by a name that no other one gets before the machine starts again: its number, when it was born, and the
 /// namespace in which that number counts.
 pub fn maker() -> String {
     let id = std::process::id();
-    format!("{id}.{}.{}", born(id).unwrap_or_default(), namespace())
+    format!("{id}.{}.{}", birth(id).ok().flatten().unwrap_or(UNSEEN), namespace())
 }
 
-/// Whether the process of that name is at work. A name that says nothing here counts as one that is.
+/// Whether the process of that name is at work. A name that says nothing here counts as one that is, and so does one that
+/// nobody can look at just now: only who is gone loses what it had.
 pub fn is_at_work(maker: &str) -> bool {
     let parts: Vec<u64> = maker.split('.').filter_map(|part| part.parse().ok()).collect();
     match parts[..] {
-        [id, then, space] if space == namespace() => u32::try_from(id).ok().and_then(born) == Some(then),
+        [id, then, space] if space == namespace() => match u32::try_from(id).map(birth) {
+            Ok(Ok(seen)) => seen.is_some_and(|seen| then == UNSEEN || then == seen),
+            Ok(Err(_)) | Err(_) => true,
+        },
         _ => true,
     }
 }
@@ -531,16 +538,30 @@ mod tests {
         assert!(STAGED.iter().all(|parent| !home.root().join(parent).join(&dead).exists()));
     }
 
+    /// Whoever has no descriptor left can look at nobody, itself included.
+    #[test]
+    fn who_cant_be_looked_at_is_at_work() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let (mine, before) = (maker(), getrlimit(Resource::Nofile));
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..before }).unwrap();
+        let (seen, unseen) = (is_at_work(&mine), maker());
+        setrlimit(Resource::Nofile, before).unwrap();
+        assert!(seen && unseen != mine);
+        assert!(is_at_work(&unseen), "it did not know when it was born");
+    }
+
     #[test]
     fn a_maker_is_known_while_it_lives() {
         assert!(is_at_work(&maker()));
         assert!(is_at_work(""), "made by an older version");
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let name = format!("{}.{}.{}", child.id(), born(child.id()).unwrap(), namespace());
+        let born = birth(child.id()).unwrap().unwrap();
+        let name = format!("{}.{born}.{}", child.id(), namespace());
         assert!(is_at_work(&name));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!is_at_work(&name));
+        assert!(!is_at_work(&format!("{}.{UNSEEN}.{}", child.id(), namespace())));
         assert!(!is_at_work(&format!("{}.1.{}", std::process::id(), namespace())), "the number of another");
         assert!(is_at_work("1.1.1"), "of another namespace");
     }
