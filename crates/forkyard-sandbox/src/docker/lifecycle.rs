@@ -27,7 +27,7 @@ use futures::StreamExt;
 use super::container::{self, FROM_PATH, GUEST_PATH, LABEL_ID, LABEL_INFO, LABEL_MAKER, VOLUMES};
 use super::engine::{gone_is_ok, is_conflict, is_missing, translate};
 use super::image::{self, Prepared};
-use super::record::{self, Record, SOCKET_NAME};
+use super::record::{self, Home, Record, SOCKET_NAME};
 use super::sandbox::DockerSandbox;
 use super::warm::WARM_LABEL;
 use super::{Inner, connect, snapshot, utf8};
@@ -507,12 +507,18 @@ impl Inner {
                 }
                 done => {
                     done.map_err(|e| translate(&self.container(id), &e))?;
-                    let (home, id) = (self.home.clone(), id.clone());
-                    let removed = tokio::task::spawn_blocking(move || home.remove(&id)).await;
-                    return removed.map_err(|e| SandboxError::new(ErrorKind::Unavailable, e.to_string()))?;
+                    let id = id.clone();
+                    return self.with_home(move |home| home.remove(&id)).await;
                 }
             }
         }
+    }
+
+    /// Beside the runtime: whole trees go, by a program that is waited for.
+    async fn with_home(&self, work: impl FnOnce(&Home) -> Result<()> + Send + 'static) -> Result<()> {
+        let home = self.home.clone();
+        let done = tokio::task::spawn_blocking(move || work(&home)).await;
+        done.map_err(|e| SandboxError::new(ErrorKind::Unavailable, e.to_string()))?
     }
 
     /// All of it once more each time: `conflict` means that a removal is under way, or that the engine has only now made the
@@ -538,7 +544,7 @@ impl Inner {
     pub(super) async fn sweep(&self) -> Result<()> {
         let now = now();
         let mut left = Left { live: BTreeSet::new(), done: Ok(()) };
-        left.note(None, self.home.sweep_staged());
+        left.note(None, self.with_home(Home::sweep_staged).await);
         left.note(None, image::sweep(&self.docker, &self.home, Duration::ZERO, &[]).await.map(drop));
         left.note(None, self.sweep_ready().await);
         // Before anything else: whose volume is seen now has a container or a folder that is seen below.
