@@ -12,6 +12,7 @@ use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
+use forkyard_guest::container::MountedFolder;
 use serde::{Deserialize, Serialize};
 
 use crate::error::FULL_HINT;
@@ -23,6 +24,8 @@ use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, 
 pub const SOCKET_NAME: &str = "guest.sock";
 const RECORD_NAME: &str = "sandbox.json";
 const RUN_NAME: &str = "run";
+/// Which folders of the host the sandbox was given at its last start.
+const FOLDERS_NAME: &str = "folders.json";
 /// What folders in the making are called, before their maker. The dot keeps them out of lists: ids have none.
 const STAGING: &str = ".new-";
 /// Where folders come into sight as a whole, or not at all.
@@ -191,6 +194,16 @@ impl Home {
         Ok(dir)
     }
 
+    /// For the guest, which can only read it. None: no folder of the host.
+    pub fn put_folders(&self, id: &SandboxId, folders: &[MountedFolder]) -> Result<Option<PathBuf>> {
+        if folders.is_empty() {
+            return Ok(None);
+        }
+        let path = self.sandbox(id).join(FOLDERS_NAME);
+        self.put(&path, &json(&folders)?, 0o644)?;
+        Ok(Some(path))
+    }
+
     /// Its maker did not live to unpack all of what it starts from.
     pub fn is_unfinished(&self, id: &SandboxId) -> bool {
         fs::read_dir(self.from(id)).is_ok_and(|mut entries| entries.next().is_some())
@@ -279,9 +292,7 @@ impl Home {
     }
 
     fn put_record(&self, dir: &Path, record: &Record) -> Result<()> {
-        let text = serde_json::to_vec(record)
-            .map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("specification: {e}")))?;
-        self.put(&dir.join(RECORD_NAME), &text, 0o600)
+        self.put(&dir.join(RECORD_NAME), &json(record)?, 0o600)
     }
 
     pub fn read(&self, id: &SandboxId) -> Result<Option<Record>> {
@@ -466,6 +477,11 @@ fn names<T>(dir: &Path, parse: impl Fn(String) -> Option<T>) -> Result<Vec<T>> {
     Ok(entries.flatten().filter_map(|e| e.file_name().into_string().ok()).filter_map(parse).collect())
 }
 
+fn json(value: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(value)
+        .map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("specification: {e}")))
+}
+
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     match fs::read(path) {
         Ok(text) => serde_json::from_slice(&text)
@@ -489,7 +505,10 @@ pub fn digest(data: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use bollard::models::SystemInfo;
+
     use super::*;
+    use crate::docker::limits::Kept;
 
     fn record(name: &str) -> Record {
         Record {
@@ -498,7 +517,7 @@ mod tests {
             spec: SandboxSpec::default(),
             token: "token".into(),
             image: "image".into(),
-            achieved: crate::docker::container::achieved(&SandboxSpec::default()),
+            achieved: Kept::by(&SystemInfo::default()).achieved(&SandboxSpec::default()),
             created_at: Timestamp(1),
             deadline: Timestamp(2),
             paused: false,
