@@ -298,6 +298,11 @@ pub fn remove_at<N: rustix::path::Arg + Copy>(dir: BorrowedFd<'_>, name: N) -> R
 
 /// The same for anything, unless somebody is at it already: two walks would pull the ground from under each other.
 pub fn remove(path: &str) -> Result<()> {
+    remove_by(path, FlockOperation::NonBlockingLockExclusive)
+}
+
+/// `turn`: whether to wait until nobody else is at it.
+fn remove_by(path: &str, turn: FlockOperation) -> Result<()> {
     let held = match rustix::fs::open(path, OPEN_DIR, Mode::empty()) {
         Err(Errno::NOENT) => return Ok(()),
         Err(Errno::NOTDIR | Errno::LOOP) => {
@@ -310,17 +315,18 @@ pub fn remove(path: &str) -> Result<()> {
         other => other.ok(),
     };
     if let Some(dir) = &held
-        && let Err(Errno::WOULDBLOCK) = rustix::fs::flock(dir, FlockOperation::NonBlockingLockExclusive)
+        && let Err(Errno::WOULDBLOCK) = rustix::io::retry_on_intr(|| rustix::fs::flock(dir, turn))
     {
         return Ok(());
     }
     remove_at(CWD, path)
 }
 
-/// The same as a program, for a folder of ours that somebody may have closed.
+/// The same as a program, for a folder of ours that somebody may have closed. It is gone when this ends well: whoever asked goes
+/// on with what is around it.
 pub fn remove_command(path: &str) -> std::process::ExitCode {
     let _ = rustix::fs::chmod(path, Mode::RWXU);
-    match remove(path) {
+    match remove_by(path, FlockOperation::LockExclusive) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("{}: {}", e.step, Errno::from_raw_os_error(e.errno));
@@ -388,6 +394,33 @@ mod tests {
         assert!(disturbed > 0, "the walk noticed no move");
         assert_eq!(survey(dir.as_fd()), still);
         remove(root.to_str().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn who_asks_by_the_program_waits_for_another_who_is_at_it() {
+        let root = scratch("turns");
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        let path = root.to_str().unwrap().to_string();
+        let other = open(&path).unwrap();
+        rustix::fs::flock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
+        remove(&path).unwrap();
+        assert!(root.exists(), "one is at it");
+        let asked = std::thread::spawn(move || {
+            assert_eq!(remove_command(&path), std::process::ExitCode::SUCCESS);
+        });
+        let me = std::process::id().to_string();
+        let waits = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.contains(&"->") && words.contains(&me.as_str())
+        };
+        while !std::fs::read_to_string("/proc/locks").unwrap().lines().any(waits) {
+            assert!(!asked.is_finished(), "it did not wait");
+            std::thread::yield_now();
+        }
+        assert!(root.exists());
+        drop(other);
+        asked.join().unwrap();
+        assert!(!root.exists());
     }
 
     #[test]

@@ -26,6 +26,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::ExitCode;
 
+use forkyard_guest::container::{MountedFolder, NoStart};
 use forkyard_guest::zygote::Watch;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use serde::Deserialize;
@@ -98,20 +99,34 @@ struct ContainerConfig {
     /// The folder that the socket lies in is the host's too, a mount of its own.
     #[serde(default)]
     shared: bool,
-    /// Folders of the host, by where they are mounted: device and inode of what the host has checked.
+    /// What the engine can't keep, and the guest looks after.
     #[serde(default)]
-    volumes: Vec<(String, u64, u64)>,
+    memory_bytes: Option<u64>,
+    #[serde(default)]
+    cpus: Option<f64>,
+    /// A file that names each folder of the host, see [`MountedFolder`]. The host writes it before each start: the number of a
+    /// device is of one mount, and a folder may be another by then.
+    #[serde(default)]
+    folders: Option<String>,
 }
 
 /// The engine follows paths of the host anew, and whoever could write there may have put a link in the place of a folder.
-fn check_volumes(volumes: &[(String, u64, u64)]) -> Result<(), String> {
-    for (path, device, inode) in volumes {
+fn check_folders(list: &str) -> Result<(), (NoStart, String)> {
+    // An image may have a link in its place.
+    let opened = rustix::fs::openat2(CWD, list, OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+    let folders: Vec<MountedFolder> = opened
+        .map_err(std::io::Error::from)
+        .and_then(|file| Ok(serde_json::from_reader(std::fs::File::from(file))?))
+        .map_err(|e| (NoStart::Other, format!("{list}: {e}")))?;
+    for MountedFolder { path, device, inode } in folders {
         match rustix::fs::stat(path.as_str()) {
-            Ok(seen) if (seen.st_dev, seen.st_ino) == (*device, *inode) => {}
-            _ => {
-                return Err(format!(
-                    "what is mounted at {path} is another folder than the one that was named"
-                ));
+            Ok(seen) if (seen.st_dev, seen.st_ino) == (device, inode) => {}
+            Ok(_) => {
+                let what = format!("what is mounted at {path} is another folder than the one that was named");
+                return Err((NoStart::OtherFolder, what));
+            }
+            Err(e) => {
+                return Err((NoStart::UnseenFolder, format!("the folder at {path} can't be looked at: {e}")));
             }
         }
     }
@@ -168,10 +183,11 @@ fn since_1970() -> u64 {
 
 /// Pid 1 of a container. Commands run as the same user, so that the guest is closed to them and owners show a token.
 pub fn container(socket: &str) -> ExitCode {
-    let fail = |what: String| {
+    let fail_for = |why: NoStart, what: String| {
         eprintln!("forkyard-guest: {what}");
-        ExitCode::FAILURE
+        ExitCode::from(why.code())
     };
+    let fail = |what: String| fail_for(NoStart::Other, what);
     let config =
         match std::env::var("FORKYARD_GUEST").map(|text| serde_json::from_str::<ContainerConfig>(&text)) {
             Ok(Ok(config)) => config,
@@ -191,12 +207,13 @@ pub fn container(socket: &str) -> ExitCode {
         match open_shared(socket) {
             Ok(shared) => crate::files::close(&shared),
             Err(e) => {
-                return fail(format!("the image has something in the way of {}: {e}", socket.display()));
+                let what = format!("the image has something in the way of {}: {e}", socket.display());
+                return fail_for(NoStart::Image, what);
             }
         }
     }
-    if let Err(e) = check_volumes(&config.volumes) {
-        return fail(e);
+    if let Some(Err((why, what))) = config.folders.as_deref().map(check_folders) {
+        return fail_for(why, what);
     }
     let _ = std::fs::remove_file(socket);
     let listener = match std::os::unix::net::UnixListener::bind(socket) {
@@ -230,7 +247,11 @@ pub fn container(socket: &str) -> ExitCode {
         attempt: config.attempt,
         token: Some(config.token),
         processes: config.processes.unwrap_or(most).min(most),
-        watch: Watch { disk_bytes: config.disk.map(|(_, bytes)| bytes), ..Default::default() },
+        watch: Watch {
+            memory_bytes: config.memory_bytes,
+            cpus: config.cpus,
+            disk_bytes: config.disk.map(|(_, bytes)| bytes),
+        },
         control: None,
         listener: Some(listener.into()),
         proxy,
@@ -245,7 +266,32 @@ pub fn container(socket: &str) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use super::left;
+    use super::*;
+
+    #[test]
+    fn folders_are_the_ones_that_the_host_looked_at() {
+        use std::os::unix::fs::MetadataExt;
+        let dir = std::env::temp_dir().join(format!("forkyard-folders-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let (list, link) = (dir.join("list"), dir.join("link"));
+        std::os::unix::fs::symlink(&list, &link).unwrap();
+        let meta = dir.metadata().unwrap();
+        let right = MountedFolder { path: dir.display().to_string(), device: meta.dev(), inode: meta.ino() };
+        let said = |name: &Path, folders: &[MountedFolder]| {
+            std::fs::write(&list, serde_json::to_string(folders).unwrap()).unwrap();
+            check_folders(name.to_str().unwrap())
+        };
+        assert_eq!(said(&list, std::slice::from_ref(&right)), Ok(()));
+        let other = MountedFolder { inode: right.inode + 1, ..right.clone() };
+        let (why, what) = said(&list, &[right.clone(), other]).unwrap_err();
+        assert!(why == NoStart::OtherFolder && what.contains("another folder"), "{what}");
+        let closed = MountedFolder { path: format!("{}/none", right.path), ..right.clone() };
+        let (why, what) = said(&list, &[right.clone(), closed]).unwrap_err();
+        assert!(why == NoStart::UnseenFolder && what.contains("No such file"), "{what}");
+        let (why, _) = said(&link, &[right]).unwrap_err();
+        assert_eq!(why, NoStart::Other, "a link in the list's place");
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn a_container_that_is_started_again_has_what_is_left() {

@@ -9,14 +9,14 @@ use bollard::models::{
     MountTmpfsOptions, MountType, MountVolumeOptions, ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 use forkyard_core::SandboxId;
+use forkyard_guest::container::MountedFolder;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat2};
 
 use super::image::Prepared;
+use super::limits;
 use super::record::{Record, SOCKET_NAME};
 use super::warm::WARM_LABEL;
-use crate::{
-    Achieved, ErrorKind, LimitMeans, Result, SandboxError, SandboxInfo, SandboxSpec, Volume, bounds, volumes,
-};
+use crate::{ErrorKind, Result, SandboxError, SandboxInfo, SandboxSpec, Volume, bounds, volumes};
 
 pub const WORKSPACE: &str = "/workspace";
 pub const HOME_DIR: &str = "/home/user";
@@ -27,6 +27,8 @@ pub const VOLUMES: [(&str, &str); 3] = [(WORKSPACE, "workspace"), (HOME_DIR, "ho
 const CORNER: &str = "/.forkyard";
 pub const GUEST_PATH: &str = "/.forkyard/guest";
 const RUN_PATH: &str = "/.forkyard/run";
+/// Which folders of the host it was given, see [`folders`].
+const FOLDERS_PATH: &str = "/.forkyard/folders";
 /// The streams of the snapshot that a sandbox starts from.
 pub const FROM_PATH: &str = "/.forkyard/from";
 /// The volumes once more, side by side, where the guest measures them.
@@ -77,6 +79,7 @@ pub struct Shared {
     /// Host path, path inside.
     pub files: Vec<(String, String)>,
     pub run: String,
+    pub folders: Option<String>,
     pub from: Option<String>,
 }
 
@@ -116,7 +119,7 @@ pub fn check(spec: &SandboxSpec) -> Result<()> {
         return Err(SandboxError::new(ErrorKind::Invalid, format!("label {WARM_LABEL:?}"))
             .hint("that one is Forkyard's own: use another"));
     }
-    if spec.strict && achieved(spec).disk != LimitMeans::Kernel {
+    if spec.strict {
         return Err(SandboxError::new(
             ErrorKind::Unsupported,
             "strict: Docker volumes have no disk limit of the kernel's",
@@ -232,30 +235,6 @@ pub fn check_writable(volumes: &[Volume], (uid, gid): (u32, u32)) -> Result<()> 
     Ok(())
 }
 
-pub fn achieved(spec: &SandboxSpec) -> Achieved {
-    Achieved {
-        memory: LimitMeans::Kernel,
-        cpu: LimitMeans::Kernel,
-        disk: LimitMeans::Watchdog,
-        processes: LimitMeans::Kernel,
-        network: if spec.limits.network_bytes_per_s.is_some() {
-            LimitMeans::Watchdog
-        } else {
-            LimitMeans::None
-        },
-        layers: [
-            "namespaces",
-            "read_only_root",
-            "no_capabilities",
-            "no_new_privileges",
-            "seccomp",
-            "network_none",
-        ]
-        .map(String::from)
-        .to_vec(),
-    }
-}
-
 /// What the guest finds in its environment.
 #[derive(serde::Serialize)]
 struct GuestConfig<'a> {
@@ -268,21 +247,27 @@ struct GuestConfig<'a> {
     proxy_port: Option<u16>,
     disk: (&'a str, u64),
     shared: bool,
-    volumes: Vec<(&'a str, u64, u64)>,
+    memory_bytes: Option<u64>,
+    cpus: Option<f64>,
+    folders: Option<&'a str>,
 }
 
-/// Device and inode of a folder that was checked, by where it is mounted. The engine follows links when it mounts it, later, and a
-/// sandbox that may write around it could have put one there: the guest looks whether it got the same.
-fn identity(volume: &Volume) -> Result<(&str, u64, u64)> {
+/// The folders of the host that were checked, by where they will be mounted. The engine follows links when it mounts them, later,
+/// and a sandbox that may write around one could have put one there: the guest looks whether it got the same. Of one start: a
+/// device has another number after the next mount, and the user may put another folder in the place of one.
+pub fn folders(volumes: &[Volume]) -> Result<Vec<MountedFolder>> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let path = &volume.host_path;
-    openat2(CWD, path.as_str(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
-        .and_then(fstat)
-        .map(|seen| (volume.path.as_str(), seen.st_dev, seen.st_ino))
-        .map_err(|e| {
-            let message = format!("volumes: {path} is no longer the folder that it was: {e}");
-            SandboxError::new(ErrorKind::Denied, message).hint("put the folder back in its place")
-        })
+    let one = |volume: &Volume| {
+        let path = &volume.host_path;
+        openat2(CWD, path.as_str(), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+            .and_then(fstat)
+            .map(|seen| MountedFolder { path: volume.path.clone(), device: seen.st_dev, inode: seen.st_ino })
+            .map_err(|e| {
+                let message = format!("volumes: {path} is no longer the folder that it was: {e}");
+                SandboxError::new(ErrorKind::Denied, message).hint("put the folder back in its place")
+            })
+    };
+    volumes.iter().map(one).collect()
 }
 
 /// `env`: for commands, complete.
@@ -296,6 +281,7 @@ pub fn body(
     shared: &Shared,
 ) -> Result<ContainerCreateBody> {
     let spec = &record.spec;
+    let (by_engine, by_guest) = limits::keepers(record);
     let config = GuestConfig {
         token: &record.token,
         lifetime_ms: spec.lifetime.0.0,
@@ -305,7 +291,9 @@ pub fn body(
         proxy_port: Some(crate::PROXY_ADDRESS.port()),
         disk: (VOLUMES_PATH, spec.limits.disk_bytes),
         shared: true,
-        volumes: spec.volumes.iter().map(identity).collect::<Result<_>>()?,
+        memory_bytes: by_guest.memory_bytes,
+        cpus: by_guest.cpus,
+        folders: shared.folders.as_ref().map(|_| FOLDERS_PATH),
     };
     let json = |value: serde_json::Result<String>| {
         value.map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("specification: {e}")))
@@ -331,10 +319,10 @@ pub fn body(
         ipc_mode: Some("private".into()),
         init: Some(false),
         pids_limit: Some(i64::from(spec.limits.processes) + i64::from(GUEST_PROCESSES)),
-        memory: i64::try_from(spec.limits.memory_bytes).ok(),
+        memory: by_engine.memory_bytes,
         // Equal: no swap on top.
-        memory_swap: i64::try_from(spec.limits.memory_bytes).ok(),
-        nano_cpus: Some((spec.limits.cpus * 1e9) as i64),
+        memory_swap: by_engine.memory_bytes,
+        nano_cpus: by_engine.nano_cpus,
         tmpfs: Some(SCRATCH_DIRS.map(|dir| (dir.to_string(), format!("{SCRATCH},size={scratch}"))).into()),
         shm_size: i64::try_from(scratch).ok(),
         masked_paths: Some(MASKED.map(String::from).to_vec()),
@@ -407,6 +395,7 @@ fn mounts(owner: &str, record: &Record, image: &Prepared, shared: &Shared, scrat
     }
     mounts.push(bind(&shared.guest, GUEST_PATH, true));
     mounts.push(bind(&shared.run, RUN_PATH, false));
+    mounts.extend(shared.folders.iter().map(|folders| bind(folders, FOLDERS_PATH, true)));
     mounts.extend(shared.from.iter().map(|from| bind(from, FROM_PATH, true)));
     mounts.extend(shared.files.iter().map(|(source, target)| bind(source, target, true)));
     mounts.extend(record.spec.volumes.iter().map(|v| bind(&v.host_path, &v.path, !v.writable)));

@@ -22,15 +22,16 @@ use bollard::query_parameters::{
     ListVolumesOptionsBuilder, LogsOptionsBuilder, RemoveContainerOptionsBuilder, RemoveVolumeOptionsBuilder,
 };
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
+use forkyard_guest::container::NoStart;
 use futures::StreamExt;
 
 use super::container::{self, FROM_PATH, GUEST_PATH, LABEL_ID, LABEL_INFO, LABEL_MAKER, VOLUMES};
 use super::engine::{gone_is_ok, is_conflict, is_missing, translate};
 use super::image::{self, Prepared};
-use super::record::{self, Record, SOCKET_NAME};
+use super::record::{self, Home, Record, SOCKET_NAME};
 use super::sandbox::DockerSandbox;
 use super::warm::WARM_LABEL;
-use super::{Inner, connect, snapshot, utf8};
+use super::{Inner, connect, limits, snapshot, utf8};
 use crate::guest_client::GuestClient;
 use crate::traits::Tie;
 use crate::{
@@ -113,6 +114,8 @@ impl Inner {
         spec: &SandboxSpec,
     ) -> Result<Arc<dyn Sandbox>> {
         container::check(spec)?;
+        let kept = self.kept().await?;
+        kept.check()?;
         self.sweep_once();
         if spec.network.has_proxy() {
             let Some(egress) = &self.egress else {
@@ -150,7 +153,8 @@ impl Inner {
         };
         container::check_image(&prepared, &spec.volumes, &self.files)?;
         image::check_links(self, &prepared, &spec.volumes).await?;
-        let kind = self.kind(&prepared, &image, spec);
+        let achieved = kept.achieved(spec);
+        let kind = self.kind(&prepared, &image, spec, &achieved);
         let created_at = now();
         let record = Record {
             id: id.clone(),
@@ -158,7 +162,7 @@ impl Inner {
             spec: spec.clone(),
             token: token()?,
             image,
-            achieved: container::achieved(spec),
+            achieved,
             created_at,
             deadline: created_at + spec.lifetime.0,
             paused: false,
@@ -179,7 +183,8 @@ impl Inner {
                     self.home.make(&record, self.user.0, self.user.1)?;
                     let offered = from.as_ref().map(|snapshot| self.offer(id, snapshot)).transpose()?;
                     self.make(&record, &prepared, &env, offered).await?;
-                    self.run(&record).await?
+                    let client = self.begin(&record).await?;
+                    self.finish(&record, Some(client)).await?
                 }
             };
             if from.is_some() {
@@ -229,14 +234,19 @@ impl Inner {
             guest: self.guest.clone(),
             files: self.files.clone(),
             run: utf8(&self.home.run(id))?,
+            folders: self.put_folders(record)?.as_deref().map(utf8).transpose()?,
             from: from.as_deref().map(utf8).transpose()?,
         };
         let info = info(record, SandboxStatus::Running);
         let body = container::body(&self.owner, record, &info, image, self.user, env, &shared)?;
         let name = self.container(id);
         let options = CreateContainerOptionsBuilder::default().name(&name).build();
-        self.docker.create_container(Some(options), body).await.map_err(|e| unstarted(&name, &e, record))?;
-        Ok(())
+        let made = self.docker.create_container(Some(options), body).await;
+        limits::check_warnings(&made.map_err(|e| unstarted(&name, &e, record))?.warnings)
+    }
+
+    fn put_folders(&self, record: &Record) -> Result<Option<PathBuf>> {
+        self.home.put_folders(&record.id, &container::folders(&record.spec.volumes)?)
     }
 
     /// Unpacks what was offered, as the user inside, whose files they become.
@@ -262,11 +272,6 @@ impl Inner {
                 .map_err(|e| SandboxError::new(ErrorKind::Unavailable, format!("{}: {e}", path.display())))?;
         }
         Ok(())
-    }
-
-    async fn run(self: &Arc<Self>, record: &Record) -> Result<Arc<dyn Sandbox>> {
-        let client = self.begin(record).await?;
-        self.finish(record, Some(client)).await
     }
 
     /// Starts a container that is there, and waits for its guest.
@@ -297,14 +302,7 @@ impl Inner {
                 Err(_) => {}
             }
             if self.look(&record.id).await? != Found::Running {
-                let words = self.last_words(&record.id).await;
-                let what = format!("the guest of sandbox {} did not start: {words}", record.id);
-                return Err(SandboxError::new(ErrorKind::Unavailable, what).hint(match words.is_empty() {
-                    true => "is the image for this machine's architecture?",
-                    false => {
-                        "if that is a volume's folder, put it back; if it is the image's, use another image"
-                    }
-                }));
+                return Err(self.no_start(&record.id).await);
             }
             if begin.elapsed() > GUEST_WITHIN {
                 return Err(SandboxError::new(
@@ -315,6 +313,27 @@ impl Inner {
             }
             tokio::time::sleep(GUEST_POLL).await;
         }
+    }
+
+    /// Why the guest ended before it said a word.
+    async fn no_start(&self, id: &SandboxId) -> SandboxError {
+        let words = self.last_words(id).await;
+        let state = self.docker.inspect_container(&self.container(id), None).await.ok().and_then(|c| c.state);
+        let hint = match NoStart::of(state.and_then(|state| state.exit_code).unwrap_or_default()) {
+            NoStart::OtherFolder => {
+                "it was replaced while the sandbox started: leave it in its place, and try again"
+            }
+            NoStart::UnseenFolder => {
+                "is each folder on the way there open to the user inside? mount it at another path, like /data"
+            }
+            NoStart::Image => "use another image",
+            NoStart::Other if words.is_empty() => "is the image for this machine's architecture?",
+            NoStart::Other => {
+                "this engine or its kernel refuses what the guest needs: try a newer engine, or the local provider"
+            }
+        };
+        let what = format!("the guest of sandbox {id} did not start: {words}");
+        SandboxError::new(ErrorKind::Unavailable, what).hint(hint)
     }
 
     async fn last_words(&self, id: &SandboxId) -> String {
@@ -485,6 +504,7 @@ impl Inner {
             let what = format!("volumes: a part of a path of sandbox {id} became a link");
             return Err(SandboxError::new(ErrorKind::Denied, what).hint("put the folder back in its place"));
         }
+        self.put_folders(&record)?;
         record.attempt = attempt;
         record.paused = false;
         self.home.write(&record)?;
@@ -496,8 +516,10 @@ impl Inner {
             return Err(SandboxError::new(ErrorKind::Unavailable, format!("{}: {e}", old.display())));
         }
         self.home.own_run(id, self.user.0, self.user.1, 0o700)?;
+        let client = self.begin(&record).await?;
+        // Until here it is as stopped as it was, and can be started again.
         self.home.set_stopped(id, false)?;
-        self.run(&record).await
+        self.finish(&record, Some(client)).await
     }
 
     pub(super) async fn destroy(&self, id: &SandboxId) -> Result<()> {
@@ -509,12 +531,18 @@ impl Inner {
                 }
                 done => {
                     done.map_err(|e| translate(&self.container(id), &e))?;
-                    let (home, id) = (self.home.clone(), id.clone());
-                    let removed = tokio::task::spawn_blocking(move || home.remove(&id)).await;
-                    return removed.map_err(|e| SandboxError::new(ErrorKind::Unavailable, e.to_string()))?;
+                    let id = id.clone();
+                    return self.with_home(move |home| home.remove(&id)).await;
                 }
             }
         }
+    }
+
+    /// Beside the runtime: whole trees go, by a program that is waited for.
+    async fn with_home(&self, work: impl FnOnce(&Home) -> Result<()> + Send + 'static) -> Result<()> {
+        let home = self.home.clone();
+        let done = tokio::task::spawn_blocking(move || work(&home)).await;
+        done.map_err(|e| SandboxError::new(ErrorKind::Unavailable, e.to_string()))?
     }
 
     /// All of it once more each time: `conflict` means that a removal is under way, or that the engine has only now made the
@@ -540,7 +568,7 @@ impl Inner {
     pub(super) async fn sweep(&self) -> Result<()> {
         let now = now();
         let mut left = Left { live: BTreeSet::new(), done: Ok(()) };
-        left.note(None, self.home.sweep_staged());
+        left.note(None, self.with_home(Home::sweep_staged).await);
         left.note(None, image::sweep(&self.docker, &self.home, Duration::ZERO, &[]).await.map(drop));
         left.note(None, self.sweep_ready().await);
         // Before anything else: whose volume is seen now has a container or a folder that is seen below.

@@ -13,6 +13,7 @@ mod container;
 mod engine;
 mod image;
 mod lifecycle;
+mod limits;
 mod load;
 mod oom;
 pub(crate) mod record;
@@ -30,6 +31,7 @@ use bollard::Docker;
 use forkyard_core::{Attempt, SandboxId, SnapshotId};
 use tokio_util::sync::CancellationToken;
 
+use self::limits::Kept;
 use self::record::Home;
 use crate::traits::{FREEZE, Tie};
 use crate::{
@@ -75,6 +77,8 @@ pub struct DockerProvider {
 
 struct Inner {
     docker: Docker,
+    /// Asked once, by the first sandbox.
+    kept: tokio::sync::OnceCell<Kept>,
     home: Home,
     /// What no folder that a sandbox gets may hold or be in.
     private: Vec<PathBuf>,
@@ -103,6 +107,14 @@ fn utf8(path: &Path) -> Result<String> {
     })
 }
 
+impl Inner {
+    /// Which limits the engine can keep.
+    async fn kept(&self) -> Result<Kept> {
+        let ask = async || self.docker.info().await.map(|info| Kept::by(&info));
+        self.kept.get_or_try_init(ask).await.copied().map_err(|e| engine::translate("info", &e))
+    }
+}
+
 impl DockerProvider {
     /// Reaches the engine and opens the state folder.
     pub async fn connect(state_dir: &Path, options: DockerOptions) -> Result<DockerProvider> {
@@ -121,6 +133,7 @@ impl DockerProvider {
         let private = options.private.into_iter().chain([home.root().to_path_buf()]).chain(socket).collect();
         let inner = Inner {
             docker,
+            kept: tokio::sync::OnceCell::new(),
             private,
             owner: record::digest(home.root().as_os_str().as_encoded_bytes())[..12].to_string(),
             home,

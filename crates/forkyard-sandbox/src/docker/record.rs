@@ -12,17 +12,20 @@ use std::sync::LazyLock;
 use std::time::SystemTime;
 
 use forkyard_core::{Attempt, SandboxId, SnapshotId, Timestamp};
+use forkyard_guest::container::MountedFolder;
 use serde::{Deserialize, Serialize};
 
 use crate::error::FULL_HINT;
 use crate::local::GUEST;
 use crate::lock::Lock;
-use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, SnapshotInfo, born};
+use crate::{Achieved, ErrorKind, InsideFile, Result, SandboxError, SandboxSpec, SnapshotInfo, birth};
 
 /// The guest's socket, inside the sandbox's run folder.
 pub const SOCKET_NAME: &str = "guest.sock";
 const RECORD_NAME: &str = "sandbox.json";
 const RUN_NAME: &str = "run";
+/// Which folders of the host the sandbox was given at its last start.
+const FOLDERS_NAME: &str = "folders.json";
 /// What folders in the making are called, before their maker. The dot keeps them out of lists: ids have none.
 const STAGING: &str = ".new-";
 /// Where folders come into sight as a whole, or not at all.
@@ -57,18 +60,25 @@ pub struct Record {
     pub adopted: Option<BTreeMap<String, String>>,
 }
 
+/// In a name: nobody could see when it was born. Nothing but the first process of the machine is as old as that.
+const UNSEEN: u64 = 0;
+
 /// This process, by a name that no other one gets before the machine starts again: its number, when it was born, and the
 /// namespace in which that number counts.
 pub fn maker() -> String {
     let id = std::process::id();
-    format!("{id}.{}.{}", born(id).unwrap_or_default(), namespace())
+    format!("{id}.{}.{}", birth(id).ok().flatten().unwrap_or(UNSEEN), namespace())
 }
 
-/// Whether the process of that name is at work. A name that says nothing here counts as one that is.
+/// Whether the process of that name is at work. A name that says nothing here counts as one that is, and so does one that
+/// nobody can look at just now: only who is gone loses what it had.
 pub fn is_at_work(maker: &str) -> bool {
     let parts: Vec<u64> = maker.split('.').filter_map(|part| part.parse().ok()).collect();
     match parts[..] {
-        [id, then, space] if space == namespace() => u32::try_from(id).ok().and_then(born) == Some(then),
+        [id, then, space] if space == namespace() => match u32::try_from(id).map(birth) {
+            Ok(Ok(seen)) => seen.is_some_and(|seen| then == UNSEEN || then == seen),
+            Ok(Err(_)) | Err(_) => true,
+        },
         _ => true,
     }
 }
@@ -193,6 +203,16 @@ impl Home {
         Ok(dir)
     }
 
+    /// For the guest, which can only read it. None: no folder of the host.
+    pub fn put_folders(&self, id: &SandboxId, folders: &[MountedFolder]) -> Result<Option<PathBuf>> {
+        if folders.is_empty() {
+            return Ok(None);
+        }
+        let path = self.sandbox(id).join(FOLDERS_NAME);
+        self.put(&path, &json(&folders)?, 0o644)?;
+        Ok(Some(path))
+    }
+
     /// Its maker did not live to unpack all of what it starts from.
     pub fn is_unfinished(&self, id: &SandboxId) -> bool {
         fs::read_dir(self.from(id)).is_ok_and(|mut entries| entries.next().is_some())
@@ -281,9 +301,7 @@ impl Home {
     }
 
     fn put_record(&self, dir: &Path, record: &Record) -> Result<()> {
-        let text = serde_json::to_vec(record)
-            .map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("specification: {e}")))?;
-        self.put(&dir.join(RECORD_NAME), &text, 0o600)
+        self.put(&dir.join(RECORD_NAME), &json(record)?, 0o600)
     }
 
     pub fn read(&self, id: &SandboxId) -> Result<Option<Record>> {
@@ -490,6 +508,11 @@ fn names<T>(dir: &Path, parse: impl Fn(String) -> Option<T>) -> Result<Vec<T>> {
     Ok(names)
 }
 
+fn json(value: &impl Serialize) -> Result<Vec<u8>> {
+    serde_json::to_vec(value)
+        .map_err(|e| SandboxError::new(ErrorKind::Invalid, format!("specification: {e}")))
+}
+
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     match fs::read(path) {
         Ok(text) => serde_json::from_slice(&text)
@@ -513,7 +536,10 @@ pub fn digest(data: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use bollard::models::SystemInfo;
+
     use super::*;
+    use crate::docker::limits::Kept;
 
     fn record(name: &str) -> Record {
         Record {
@@ -522,7 +548,7 @@ mod tests {
             spec: SandboxSpec::default(),
             token: "token".into(),
             image: "image".into(),
-            achieved: crate::docker::container::achieved(&SandboxSpec::default()),
+            achieved: Kept::by(&SystemInfo::default()).achieved(&SandboxSpec::default()),
             created_at: Timestamp(1),
             deadline: Timestamp(2),
             paused: false,
@@ -580,16 +606,30 @@ mod tests {
         assert!(STAGED.iter().all(|parent| !home.root().join(parent).join(&dead).exists()));
     }
 
+    /// Whoever has no descriptor left can look at nobody, itself included.
+    #[test]
+    fn who_cant_be_looked_at_is_at_work() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let (mine, before) = (maker(), getrlimit(Resource::Nofile));
+        setrlimit(Resource::Nofile, Rlimit { current: Some(0), ..before }).unwrap();
+        let (seen, unseen) = (is_at_work(&mine), maker());
+        setrlimit(Resource::Nofile, before).unwrap();
+        assert!(seen && unseen != mine);
+        assert!(is_at_work(&unseen), "it did not know when it was born");
+    }
+
     #[test]
     fn a_maker_is_known_while_it_lives() {
         assert!(is_at_work(&maker()));
         assert!(is_at_work(""), "made by an older version");
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
-        let name = format!("{}.{}.{}", child.id(), born(child.id()).unwrap(), namespace());
+        let born = birth(child.id()).unwrap().unwrap();
+        let name = format!("{}.{born}.{}", child.id(), namespace());
         assert!(is_at_work(&name));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!is_at_work(&name));
+        assert!(!is_at_work(&format!("{}.{UNSEEN}.{}", child.id(), namespace())));
         assert!(!is_at_work(&format!("{}.1.{}", std::process::id(), namespace())), "the number of another");
         assert!(is_at_work("1.1.1"), "of another namespace");
     }

@@ -75,7 +75,8 @@ impl DockerSandbox {
         }
     }
 
-    /// Memory in use (without what the kernel would give back) and CPU time in microseconds, as the cgroup counts.
+    /// Memory in use (without what the kernel would give back) and CPU time in microseconds, as the cgroup counts. An engine
+    /// without one says zero, which nothing that runs has used.
     async fn kernel_usage(&self) -> Result<(Option<u64>, Option<u64>)> {
         let name = self.inner.container(&self.id);
         let options = StatsOptionsBuilder::default().stream(false).one_shot(true).build();
@@ -84,9 +85,11 @@ impl DockerSandbox {
         let stats = stats.map_err(|e| translate(&name, &e))?;
         let memory = stats.memory_stats.and_then(|memory| {
             let parts = memory.stats.unwrap_or_default();
-            Some(memory.usage?.saturating_sub(file_pages(|name| parts.get(name).copied())))
+            let used = memory.usage.filter(|bytes| *bytes > 0)?;
+            Some(used.saturating_sub(file_pages(|name| parts.get(name).copied())))
         });
         let cpu_ns = stats.cpu_stats.and_then(|c| c.cpu_usage).and_then(|u| u.total_usage);
+        let cpu_ns = cpu_ns.filter(|ns| *ns > 0);
         Ok((memory, cpu_ns.map(|ns| ns / 1000)))
     }
 

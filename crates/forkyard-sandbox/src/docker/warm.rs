@@ -19,13 +19,13 @@ use forkyard_core::{Attempt, Millis, SandboxId, SnapshotId};
 use tokio_util::sync::CancellationToken;
 
 use super::Inner;
-use super::container;
 use super::image::Prepared;
 use super::lifecycle::token;
 use super::record::{Ready, Record, digest, is_at_work, maker};
 use crate::guest_client::GuestClient;
 use crate::{
-    ErrorKind, Labels, Lifetime, Limits, NetworkMode, NetworkSpec, Result, SandboxError, SandboxSpec, now,
+    Achieved, ErrorKind, Labels, Lifetime, Limits, NetworkMode, NetworkSpec, Result, SandboxError,
+    SandboxSpec, now,
 };
 
 /// Carried by what waits for its sandbox; `list` shows those only to who asks for this label.
@@ -49,18 +49,25 @@ pub struct Want {
     image: String,
     prepared: Prepared,
     limits: Limits,
+    achieved: Achieved,
 }
 
 impl Inner {
     /// Which of the containers that are kept ready this sandbox could be; None if it needs one of its own. Keepers will have
     /// some for the next.
-    pub(super) fn kind(&self, prepared: &Prepared, image: &str, spec: &SandboxSpec) -> Option<String> {
+    pub(super) fn kind(
+        &self,
+        prepared: &Prepared,
+        image: &str,
+        spec: &SandboxSpec,
+        achieved: &Achieved,
+    ) -> Option<String> {
         // A folder of the host is mounted when a container is made.
         if !spec.volumes.is_empty() {
             return None;
         }
         let limits = serde_json::to_string(&spec.limits).ok()?;
-        let made_of = format!("{} {} {:?} {limits}", prepared.id, self.guest, self.files);
+        let made_of = format!("{} {} {:?} {limits} {achieved:?}", prepared.id, self.guest, self.files);
         let kind = digest(made_of.as_bytes());
         if self.warm > 0 {
             let want = Want {
@@ -68,6 +75,7 @@ impl Inner {
                 image: image.to_string(),
                 prepared: prepared.clone(),
                 limits: spec.limits,
+                achieved: achieved.clone(),
             };
             // A panic while it was held leaves a whole list.
             let mut wants = self.wants.lock().unwrap_or_else(|e| e.into_inner());
@@ -197,7 +205,7 @@ impl Inner {
             attempt: NOBODYS,
             token: token()?,
             image: want.image.clone(),
-            achieved: container::achieved(&spec),
+            achieved: want.achieved.clone(),
             created_at,
             deadline: created_at + WARM_LIFETIME,
             spec,

@@ -405,6 +405,22 @@ async fn volumes(bench: &Bench) {
     std::fs::rename(&moved, &theirs).unwrap();
     let started = provider.start(&id("vol"), Attempt(2)).await.unwrap();
     assert_eq!(sh(&started, "cat /mnt/v/f").await.1, "host");
+    // A folder that was made anew is one that the user put there; one that the engine can't start stays a stopped one.
+    provider.stop(&id("vol")).await.unwrap();
+    std::fs::rename(&theirs, &moved).unwrap();
+    std::fs::create_dir(&theirs).unwrap();
+    std::fs::write(theirs.join("f"), "anew").unwrap();
+    let shared = bench.state.path().join("shared");
+    let away = bench.state.path().join("away");
+    std::fs::rename(&shared, &away).unwrap();
+    provider.start(&id("vol"), Attempt(3)).await.err().unwrap();
+    std::fs::rename(&away, &shared).unwrap();
+    assert_eq!(provider.list(&Labels::new()).await.unwrap()[0].status, SandboxStatus::Stopped);
+    let started = provider.start(&id("vol"), Attempt(3)).await.unwrap();
+    assert_eq!(sh(&started, "cat /mnt/v/f").await.1, "anew");
+    // Which folders those are is the host's word.
+    let write = "(echo x > /.forkyard/folders; rm -f /.forkyard/folders) 2>/dev/null; grep -c '\"/mnt/v\"' /.forkyard/folders";
+    assert_eq!(sh(&started, write).await.1, "1\n");
     provider.destroy(&id("vol")).await.unwrap();
 }
 

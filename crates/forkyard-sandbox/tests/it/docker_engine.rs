@@ -1,16 +1,23 @@
 //! The Docker provider and its engine: owners that die, engines that are not what they should be, users without leave,
 //! registries.
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
-use bollard::query_parameters::{PushImageOptionsBuilder, RemoveImageOptionsBuilder, TagImageOptionsBuilder};
+use bollard::query_parameters::{
+    ListContainersOptionsBuilder, PushImageOptionsBuilder, RemoveImageOptionsBuilder, TagImageOptionsBuilder,
+};
 use forkyard_core::{Attempt, SnapshotId};
 use forkyard_sandbox::docker::{DockerOptions, DockerProvider};
 use forkyard_sandbox::local::{LocalOptions, LocalProvider};
-use forkyard_sandbox::{ErrorKind, Labels, Provider, Root, SandboxSpec};
+use forkyard_sandbox::{
+    ErrorKind, ExecRequest, Labels, LimitMeans, Provider, Root, SandboxSpec, SandboxStatus, Volume,
+};
 use futures::StreamExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::CancellationToken;
 
 use crate::docker::{connect, left};
@@ -33,7 +40,7 @@ async fn owner_that_will_be_killed() {
     };
     let warm = if std::env::var_os("KILLED_OWNER_KEEPS").is_some() { 2 } else { 0 };
     let options = DockerOptions { host: Some(host), image: Some(IMAGE.into()), warm, ..Default::default() };
-    let provider = DockerProvider::connect(std::path::Path::new(&state), options).await.unwrap();
+    let provider = DockerProvider::connect(Path::new(&state), options).await.unwrap();
     let keeper = provider.clone();
     tokio::spawn(async move { keeper.keep_ready(CancellationToken::new()).await });
     let parent = provider.create(&id("parent"), FIRST, &spec()).await.unwrap();
@@ -124,8 +131,8 @@ async fn nothing_is_left_of(env: &[(&str, &str)]) {
 }
 
 /// Answers every request with the same words.
-fn impostor(path: &std::path::Path, answer: String) -> tokio::task::JoinHandle<()> {
-    let listener = tokio::net::UnixListener::bind(path).unwrap();
+fn impostor(path: &Path, answer: String) -> tokio::task::JoinHandle<()> {
+    let listener = UnixListener::bind(path).unwrap();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             let mut request = [0; 4096];
@@ -135,15 +142,17 @@ fn impostor(path: &std::path::Path, answer: String) -> tokio::task::JoinHandle<(
     })
 }
 
+fn json_answer(status: &str, body: &str) -> String {
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
 #[tokio::test]
 async fn engines_that_are_not_what_they_should_be() {
     let dir = tempfile::tempdir().unwrap();
-    let answer = |status: &str, body: &str| {
-        format!(
-            "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
-            body.len()
-        )
-    };
+    let answer = json_answer;
     let old = answer("200 OK", r#"{"ApiVersion":"1.40","Version":"19.03.0"}"#);
     let refuses = answer("403 Forbidden", r#"{"message":"not for you"}"#);
     let broken = answer("500 Oops", r#"{"message":"boom"}"#);
@@ -162,6 +171,130 @@ async fn engines_that_are_not_what_they_should_be() {
         assert_eq!(error.kind, kind, "{name}: {error}");
         assert!(error.hint.is_some(), "{name}: no fix in {error}");
     }
+}
+
+/// The engine behind a word of ours: `first` hears of each question before it, and may answer in its place.
+fn relay(path: &Path, engine: PathBuf, first: impl Fn(&str) -> Option<String> + Send + Sync + 'static) {
+    let (listener, first) = (UnixListener::bind(path).unwrap(), Arc::new(first));
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let (engine, first) = (engine.clone(), first.clone());
+            tokio::spawn(async move {
+                let mut far = UnixStream::connect(engine).await.unwrap();
+                let (mut asked, mut answered) = (vec![0; 64 << 10], vec![0; 64 << 10]);
+                loop {
+                    // A client waits for its answer before it asks again, so a question begins with a piece.
+                    tokio::select! {
+                        n = near.read(&mut asked) => match n {
+                            Ok(n @ 1..) => {
+                                let question = String::from_utf8_lossy(&asked[..n]).into_owned();
+                                if let Some(answer) = first(question.lines().next().unwrap_or_default()) {
+                                    let _ = near.write_all(answer.as_bytes()).await;
+                                    return;
+                                }
+                                far.write_all(&asked[..n]).await.unwrap();
+                            }
+                            Ok(0) | Err(_) => return,
+                        },
+                        n = far.read(&mut answered) => match n {
+                            Ok(n @ 1..) => if near.write_all(&answered[..n]).await.is_err() { return },
+                            Ok(0) | Err(_) => return,
+                        },
+                    }
+                }
+            });
+        }
+    });
+}
+
+async fn connect_by(relay: &Path, state: &Path) -> DockerProvider {
+    let host = Some(format!("unix://{}", relay.display()));
+    let options = DockerOptions { host, image: Some(IMAGE.into()), ..Default::default() };
+    DockerProvider::connect(state, options).await.unwrap()
+}
+
+/// The engine follows what a path leads to when it mounts it; that may be later than it was looked at.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_folder_than_the_one_that_was_named_is_not_shown() {
+    let Some(daemon) = Daemon::start().await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let [state, secret, shown, kept] = ["state", "secret", "shown", "kept"].map(|name| dir.path().join(name));
+    let provider = connect(&daemon, &state, None).await;
+    for folder in [&secret, &shown] {
+        std::fs::create_dir(folder).unwrap();
+    }
+    std::fs::write(shown.join("file"), "mine").unwrap();
+    let volume = Volume { host_path: shown.display().to_string(), path: "/data".into(), writable: false };
+    let with = SandboxSpec { volumes: vec![volume], ..spec() };
+    let sandbox = provider.create(&id("box"), FIRST, &with).await.unwrap();
+    assert_eq!(sh(&sandbox, "cat /data/file").await, "mine");
+    provider.stop(&id("box")).await.unwrap();
+
+    let by = dir.path().join("relay");
+    let (from, to) = (shown.clone(), kept.clone());
+    relay(&by, daemon.host().trim_start_matches("unix://").into(), move |question| {
+        if question.starts_with("POST ") && question.contains("/start") {
+            std::fs::rename(&from, &to).unwrap();
+            std::os::unix::fs::symlink(&secret, &from).unwrap();
+        }
+        None
+    });
+    let late = connect_by(&by, &state).await;
+    let refused = late.start(&id("box"), Attempt(2)).await.err().unwrap();
+    assert!(refused.message.contains("/data is another folder"), "{refused}");
+    assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("try again")), "{refused}");
+    assert_eq!(provider.list(&Labels::new()).await.unwrap()[0].status, SandboxStatus::Stopped);
+    std::fs::remove_file(&shown).unwrap();
+    std::fs::rename(&kept, &shown).unwrap();
+    let sandbox = provider.start(&id("box"), Attempt(3)).await.unwrap();
+    assert_eq!(sh(&sandbox, "cat /data/file").await, "mine");
+    provider.destroy(&id("box")).await.unwrap();
+}
+
+/// As an engine of an ordinary user without delegated control groups. It would take the limits and drop them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_engine_cant_keep_is_the_guests_or_refused() {
+    const MEMORY: u64 = 64 << 20;
+    let Some(daemon) = Daemon::start().await else { return };
+    let state = tempfile::tempdir().unwrap();
+    let engine = PathBuf::from(daemon.host().trim_start_matches("unix://"));
+    let mut spec = spec();
+    spec.limits.memory_bytes = MEMORY;
+    let says = async |name: &str, kept: bool, processes: bool| {
+        let info = serde_json::json!({
+            "MemoryLimit": kept, "CpuCfsPeriod": kept, "CpuCfsQuota": kept, "PidsLimit": processes,
+        });
+        let (path, answer) = (state.path().join(name), json_answer("200 OK", &info.to_string()));
+        relay(&path, engine.clone(), move |question| question.contains("/info ").then(|| answer.clone()));
+        let provider = connect_by(&path, &state.path().join("state")).await;
+        let made = provider.create(&id(name), FIRST, &spec).await;
+        (provider, made)
+    };
+    let refused = says("crowd", true, false).await.1.err().unwrap();
+    assert!(refused.kind == ErrorKind::Unsupported && refused.hint.is_some(), "{refused}");
+    assert_eq!(left(&daemon).await, (0, 0));
+
+    for (name, kept) in [("weak", false), ("strong", true)] {
+        let (provider, sandbox) = says(name, kept, true).await;
+        let sandbox = sandbox.unwrap();
+        let achieved = sandbox.info().await.unwrap().achieved;
+        let means = if kept { LimitMeans::Kernel } else { LimitMeans::Watchdog };
+        assert_eq!((achieved.memory, achieved.cpu, achieved.processes), (means, means, LimitMeans::Kernel));
+        let options = ListContainersOptionsBuilder::default().all(true).build();
+        let found = daemon.docker().unwrap().list_containers(Some(options)).await.unwrap();
+        let [found] = &found[..] else { panic!("{found:?}") };
+        let host = daemon.docker().unwrap().inspect_container(found.id.as_ref().unwrap(), None).await;
+        let host = host.unwrap().host_config.unwrap();
+        let asked = (host.memory.unwrap_or_default() as u64, host.nano_cpus.unwrap_or_default() > 0);
+        assert_eq!(asked, if kept { (MEMORY, true) } else { (0, false) });
+        // It would go on for long: only who is stopped ends with an error.
+        let hog = ExecRequest::shell("dd if=/dev/zero of=/dev/null bs=300M count=2000");
+        let (result, ..) = sandbox.exec(hog).await.unwrap().output().await.unwrap();
+        assert_ne!(result.exit_code, 0, "{name}");
+        assert!(result.oom_killed, "{name}");
+        provider.destroy(&id(name)).await.unwrap();
+    }
+    assert_eq!(left(&daemon).await, (0, 0));
 }
 
 /// Run as an ordinary user: by leave of the engine's socket, or without.

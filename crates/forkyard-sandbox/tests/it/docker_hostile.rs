@@ -447,33 +447,6 @@ async fn no_image_has_the_engine_make_folders_in_what_the_host_shares() {
     .unwrap();
     assert_eq!(left(&daemon).await, (0, 0));
 }
-
-/// The engine follows what a path leads to when it mounts it; that may be later than it was looked at.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_folder_than_the_one_that_was_named_is_not_shown() {
-    let Some(daemon) = Daemon::start().await else { return };
-    let state = tempfile::tempdir().unwrap();
-    let provider = connect(&daemon, &state.path().join("state"), None).await;
-    let (shown, kept) = (state.path().join("shown"), state.path().join("kept"));
-    std::fs::create_dir(&shown).unwrap();
-    std::fs::write(shown.join("file"), "mine").unwrap();
-    let host_path = shown.display().to_string();
-    let with =
-        SandboxSpec { volumes: vec![Volume { host_path, path: "/data".into(), writable: false }], ..spec() };
-    let sandbox = provider.create(&id("box"), FIRST, &with).await.unwrap();
-    assert_eq!(sh(&sandbox, "cat /data/file").await, "mine");
-    provider.stop(&id("box")).await.unwrap();
-    std::fs::rename(&shown, &kept).unwrap();
-    std::fs::create_dir(&shown).unwrap();
-    let refused = provider.start(&id("box"), Attempt(2)).await.err().unwrap();
-    assert!(refused.message.contains("/data is another folder") && refused.hint.is_some(), "{refused}");
-    std::fs::remove_dir(&shown).unwrap();
-    std::fs::rename(&kept, &shown).unwrap();
-    let sandbox = provider.start(&id("box"), Attempt(3)).await.unwrap();
-    assert_eq!(sh(&sandbox, "cat /data/file").await, "mine");
-    provider.destroy(&id("box")).await.unwrap();
-}
-
 /// An image whose links would have the guest's folder lie where commands may write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_image_with_a_link_in_the_way_of_the_guest_is_refused() {

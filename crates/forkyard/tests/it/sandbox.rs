@@ -57,8 +57,13 @@ fn nothing_of_a_sandbox_is_left_when_its_command_ends() {
 
 #[test]
 fn a_sandbox_lives_on_from_command_to_command() {
-    let w = World::new();
-    let ran = w.run(&["sandbox", "create", "--network", "none", "--name", "box1", "--memory", "256MiB"]);
+    lives_on(&World::new(), &[], &[]);
+}
+
+/// From its creation to its end, by every provider. `provider`: which one; `image`: what it starts from.
+pub fn lives_on(w: &World, provider: &[&str], image: &[&str]) {
+    let create = ["sandbox", "create", "--network", "none", "--name", "box1", "--memory", "256MiB"];
+    let ran = w.run(&[&create[..], provider, image].concat());
     assert_eq!((ran.code, ran.stdout.as_str()), (0, "box1\n"), "{}", ran.stderr);
     w.write(&w.repo().join("in.txt"), "from outside\n");
     assert_eq!(w.run(&["sandbox", "cp", "in.txt", "box1:/workspace/"]).code, 0);
@@ -87,7 +92,8 @@ fn a_sandbox_lives_on_from_command_to_command() {
 
     let ran = w.run(&["sandbox", "snapshot", "box1", "--name", "snap1"]);
     assert!(ran.code == 0 && ran.stdout.starts_with("snap1"), "{}{}", ran.stdout, ran.stderr);
-    let ran = w.run(&["sandbox", "run", "--network", "none", "--snapshot", "snap1", "--", "cat", "in.txt"]);
+    let from = ["sandbox", "run", "--network", "none", "--snapshot", "snap1"];
+    let ran = w.run(&[&from[..], provider, &["--", "cat", "in.txt"]].concat());
     assert_eq!(ran.stdout, "from outside\nmore\n", "{}", ran.stderr);
     for (command, status) in
         [("pause", "paused"), ("resume", "running"), ("stop", "stopped"), ("start", "running")]

@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
-use super::World;
 use super::docker_fixture::{Daemon, IMAGE};
+use super::{World, sandbox, sandbox_shell};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sandboxes_of_docker_behave_as_local_ones() {
@@ -67,4 +67,18 @@ async fn sandboxes_of_docker_behave_as_local_ones() {
     assert_eq!(ran.code, 2, "{}", ran.stderr);
     let ran = w.run(&["sandbox", "rm", "--all", "--yes"]);
     assert_eq!((ran.code, ran.stdout.lines().count()), (0, 2), "{}", ran.stderr);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sandbox_of_docker_lives_on_from_command_to_command() {
+    let Some(daemon) = Daemon::start().await else { return };
+    let w = World::new();
+    w.user_file(&format!("[docker]\nhost = {:?}\n", daemon.host()));
+    let (provider, image) = (["--provider", "docker"], ["--image", IMAGE]);
+    sandbox::lives_on(&w, &provider, &image);
+    let create = ["sandbox", "create", "--network", "none", "--name", "box2"];
+    let ran = w.run(&[&create[..], &provider, &image].concat());
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    sandbox_shell::is_a_terminals(&w, "box2");
+    assert_eq!(w.run(&["sandbox", "rm", "box2"]).code, 0);
 }

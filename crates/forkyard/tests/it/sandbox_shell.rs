@@ -7,7 +7,12 @@ use super::terminal::Terminal;
 fn a_shell_has_the_keys_the_size_and_the_last_word() {
     let w = World::new();
     assert_eq!(w.run(&["sandbox", "create", "--network", "none", "--name", "box1"]).code, 0);
-    let mut t = Terminal::start(&w, &["sandbox", "shell", "box1"], (80, 24));
+    is_a_terminals(&w, "box1");
+}
+
+/// The shell of a sandbox, by every provider.
+pub fn is_a_terminals(w: &World, sandbox: &str) {
+    let mut t = Terminal::start(w, &["sandbox", "shell", sandbox], (80, 24));
     // What is typed is on the screen, too: what is waited for is not in it.
     t.press("echo si''ze $(stty size)\r");
     t.wait_for("size 24 80");
@@ -26,9 +31,9 @@ fn a_shell_has_the_keys_the_size_and_the_last_word() {
     assert!(t.is_as_before());
 
     // A program of the user's choice, and one that is not there.
-    let mut t = Terminal::start(&w, &["sandbox", "shell", "box1", "sh", "-c", "exit 3"], (80, 24));
+    let mut t = Terminal::start(w, &["sandbox", "shell", sandbox, "sh", "-c", "exit 3"], (80, 24));
     assert_eq!(t.end().code(), Some(3));
-    let mut t = Terminal::start(&w, &["sandbox", "shell", "box1", "no-such-program"], (80, 24));
+    let mut t = Terminal::start(w, &["sandbox", "shell", sandbox, "no-such-program"], (80, 24));
     t.wait_for("command not found");
     assert_eq!(t.end().code(), Some(127));
     assert!(t.is_as_before());

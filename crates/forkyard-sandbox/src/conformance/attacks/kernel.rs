@@ -1,9 +1,11 @@
 //! The kernel: system calls, the supervisor, privileges, descriptors and terminals.
 
+use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
 
+use forkyard_guest::protocol::{Op, Request, VERSION, encode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::attack;
@@ -209,23 +211,24 @@ async fn flood_the_supervisor(sandbox: &Arc<dyn Sandbox>) -> CaseResult {
     const INSIDE: &str = "/.forkyard/run/guest.sock";
     let said = probe(sandbox, &["rights", INSIDE]).await?;
     ensure!(said.starts_with("refused") || said.starts_with("connected"), "{said}");
-    if let Ok(mut stream) = dial(sandbox, &["unix", INSIDE]).await? {
-        let hello =
-            serde_json::json!({ "seq": 1, "op": "hello", "version": 1, "attempt": 9, "token": "guess" });
-        stream.write_all(&forkyard_guest::protocol::encode(&hello, b"")).await?;
-        let mut answer = [0; 1024];
-        let n = tokio::time::timeout(PATIENCE, stream.read(&mut answer)).await.map_or(0, |n| n.unwrap_or(0));
-        let answer = String::from_utf8_lossy(&answer[..n]).into_owned();
+    let hello = Op::Hello { version: VERSION, attempt: 9, token: Some("guess".into()) };
+    // Nor does it take another environment or a longer life from there.
+    let env = BTreeMap::from([("LD_PRELOAD".to_string(), "/tmp/mine.so".to_string())]);
+    let adopt = Op::Adopt { lifetime_ms: 86_400_000, env };
+    // In our words: another refusal would say nothing of the token.
+    for (op, refusal) in [(hello, "wrong token"), (adopt.clone(), "say hello first")] {
+        // Where there is no such socket nobody can say a word to it.
+        let Ok(mut stream) = dial(sandbox, &["unix", INSIDE]).await? else { break };
+        // Right behind it: whoever was refused is not heard again.
+        let both = [(1, op), (2, adopt.clone())].map(|(seq, op)| encode(&Request { seq, op }, b""));
+        stream.write_all(&both.concat()).await?;
+        let mut answer = Vec::new();
+        tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer))
+            .await
+            .map_err(|_| Failed::new("the supervisor did not send away whoever came"))??;
+        let answer = String::from_utf8_lossy(&answer);
+        ensure!(answer.contains(refusal), "the supervisor did not say {refusal:?}: {answer}");
         ensure!(!answer.contains("welcome"), "the supervisor greeted whoever came: {answer}");
-        // Nor does it take another environment or a longer life from there.
-        let adopt = serde_json::json!({
-            "seq": 2, "op": "adopt", "lifetime_ms": 86_400_000, "env": { "LD_PRELOAD": "/tmp/mine.so" },
-        });
-        // It may have sent us away by now.
-        let _ = stream.write_all(&forkyard_guest::protocol::encode(&adopt, b"")).await;
-        let mut answer = [0; 1024];
-        let n = tokio::time::timeout(PATIENCE, stream.read(&mut answer)).await.map_or(0, |n| n.unwrap_or(0));
-        let answer = String::from_utf8_lossy(&answer[..n]).into_owned();
         ensure!(!answer.contains("done"), "the supervisor did as whoever came said: {answer}");
     }
     ensure_eq!(sh(sandbox, "echo alive ${LD_PRELOAD-}").await?.out.trim_end(), "alive");

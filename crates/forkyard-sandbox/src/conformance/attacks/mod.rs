@@ -73,8 +73,17 @@ impl Attack {
     /// What stops it, or makes it harmless: of a sandbox that `achieved` this, or on any machine.
     pub fn layer(&self, provider: ProviderKind, achieved: Option<&Achieved>) -> Cow<'static, str> {
         match (provider, self.layers.local) {
-            (ProviderKind::Docker | ProviderKind::E2b | ProviderKind::Daytona, _) => {
-                self.layers.docker.unwrap_or(ENGINE_LEAVES).into()
+            (ProviderKind::Docker | ProviderKind::E2b | ProviderKind::Daytona, local) => {
+                let engines = self.layers.docker.unwrap_or(ENGINE_LEAVES);
+                match local {
+                    // An engine that can't keep it leaves it to the same watchdog.
+                    Layer::Means { of, kernel, watchdog }
+                        if kernel == engines && achieved.is_some_and(|a| of(a) != LimitMeans::Kernel) =>
+                    {
+                        watchdog.into()
+                    }
+                    Layer::Means { .. } | Layer::Always(_) => engines.into(),
+                }
             }
             (ProviderKind::Local, Layer::Always(layer)) => layer.into(),
             (ProviderKind::Local, Layer::Means { of, kernel, watchdog }) => match achieved.map(of) {
@@ -271,11 +280,12 @@ mod tests {
 
     #[test]
     fn what_held_is_said_as_the_sandbox_recorded_it() {
-        let by = |name: &str, achieved: Option<&Achieved>| {
+        let by_of = |provider, name: &str, achieved: Option<&Achieved>| {
             let all = cases();
             let attack = all.iter().find(|case| case.name == name).unwrap().attack.unwrap();
-            attack.layer(ProviderKind::Local, achieved).into_owned()
+            attack.layer(provider, achieved).into_owned()
         };
+        let by = |name: &str, achieved| by_of(ProviderKind::Local, name, achieved);
         let achieved = |memory, disk| Achieved {
             memory,
             cpu: LimitMeans::Kernel,
@@ -292,6 +302,11 @@ mod tests {
         assert_eq!(by("the_disk_is_contained", Some(&strong)), "project quota");
         assert_eq!(by("the_disk_is_contained", Some(&weak)), "watchdog");
         assert_eq!(by("namespaces_and_mounts", Some(&weak)), "seccomp");
+        let docker = |name: &str, achieved| by_of(ProviderKind::Docker, name, achieved);
+        assert_eq!(docker("memory_is_contained", Some(&strong)), "cgroup");
+        assert_eq!(docker("memory_is_contained", Some(&weak)), "watchdog");
+        assert_eq!(docker("memory_is_contained", None), "cgroup");
+        assert_eq!(docker("nameless_files_are_contained", Some(&weak)), "watchdog: what is open counts");
     }
 
     /// The numbers that concern a sandbox; 12 to 15, 32 and 36 to 39 are others'.
