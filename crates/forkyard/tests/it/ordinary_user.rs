@@ -89,7 +89,7 @@ fn a_day_of_an_ordinary_user() {
     let user = User::new();
     let doctor = user.json(&["doctor"]);
     assert_eq!(doctor["sound"], true, "{doctor}");
-    // An inner limit and a way out, among what is tried.
+    // System calls that are refused, and crowds of processes within their limit.
     let attack = user.json(&["doctor", "--attack", "--only", "16,22"]);
     assert_eq!((&attack["breaches"], &attack["not_tried"]), (&0.into(), &0.into()), "{attack}");
     assert!(attack["attempts"].as_array().unwrap().len() >= 2, "{attack}");
