@@ -109,11 +109,19 @@ const NOT_MEASURED: &str = "Not measured";
 fn is_kept(line: &str, of_tests: bool) -> bool {
     let line = line.trim_start();
     if of_tests {
-        line.contains("tests run:")
-            || ["FAIL ", "TIMEOUT ", "SIGKILL "].iter().any(|word| line.starts_with(word))
+        line.contains("tests run:") || is_failure(line)
     } else {
         ["|", "Kernel ", NOT_MEASURED].iter().any(|start| line.starts_with(start))
     }
+}
+
+/// The runner begins a line with a status of capitals, such as `TRY 2 SIGSEGV`, before a duration in brackets.
+fn is_failure(line: &str) -> bool {
+    let status = line.split_once(" [").map_or("", |(status, _)| status);
+    // The short ones stand behind the number of a try: a timeout, and a failure that left a process behind.
+    let fails = ["FAIL", "TIMEOUT", "ABORT", "TMT", "FL+LK"].iter().any(|word| status.contains(word))
+        || status.split(' ').any(|word| word.starts_with("SIG"));
+    fails && !status.contains(|c: char| c.is_ascii_lowercase())
 }
 
 fn command(program: &Program) -> Result<Command> {
@@ -209,6 +217,30 @@ mod tests {
         let second = sections(&render("2030-01-01", &all));
         assert_eq!(second["a"], "x\n\n| 1 |");
         assert_eq!(second["b"], "y");
+    }
+
+    #[test]
+    fn every_way_to_fail_is_reported() {
+        for line in [
+            "        FAIL [   0.010s] (1/2) forkyard::it list::a",
+            "     TIMEOUT [ 120.000s] (1/2) forkyard::it list::a",
+            "     SIGABRT [   0.010s] (1/2) forkyard::it list::a",
+            "   LEAK-FAIL [   0.010s] (1/2) forkyard::it list::a",
+            "       XFAIL [         ] (1/2) forkyard::it list::a",
+            "  TRY 2 FAIL [   0.010s] (1/2) forkyard::it list::a",
+            "   TRY 2 TMT [ 120.000s] (1/2) forkyard::it list::a",
+            "TRY 1 SIGSEGV [   0.010s] (1/2) forkyard::it list::a",
+            "     Summary [   0.010s] 2 tests run: 1 passed, 1 failed, 0 skipped",
+        ] {
+            assert!(is_kept(line, true), "{line}");
+        }
+        for line in [
+            "        PASS [   0.010s] (1/2) forkyard::it list::FAIL",
+            "        SLOW [> 60.000s] (1/2) forkyard::it list::SIGABRT",
+            "    a test wrote: SIGABRT [whatever it means]",
+        ] {
+            assert!(!is_kept(line, true), "{line}");
+        }
     }
 
     #[test]

@@ -33,7 +33,17 @@ pub struct Options {
     pub program: Option<PathBuf>,
     /// A folder for everything that is made.
     pub dir: PathBuf,
-    pub docker_image: Option<String>,
+    pub docker: Docker,
+}
+
+/// What Docker's containers are made of.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Docker {
+    LeftOut,
+    /// An image that is made of this machine's busybox and goes afterwards.
+    OwnImage,
+    /// One that has /bin/busybox.
+    Image(String),
 }
 
 /// Sandboxes made, used and destroyed at once.

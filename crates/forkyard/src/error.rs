@@ -1,5 +1,6 @@
 //! Errors as users see them: what is wrong, and what to do about it.
 
+use clap::error::ErrorKind;
 use forkyard_core::InvalidId;
 use forkyard_core::spec::InvalidSpec;
 use forkyard_engine::git::{GitError, GitErrorKind};
@@ -53,6 +54,19 @@ impl From<SettingsError> for CliError {
     }
 }
 
+/// A command line that could not be understood.
+impl From<&clap::Error> for CliError {
+    fn from(e: &clap::Error) -> CliError {
+        let text = e.render().to_string();
+        let said = match e.kind() {
+            // All that is said then is the help.
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "the command is not complete",
+            _ => text.split("\n\n").next().unwrap_or_default(),
+        };
+        CliError::usage(said.trim_start_matches("error: ").trim()).hint("--help says what can be written")
+    }
+}
+
 impl From<InvalidSpec> for CliError {
     fn from(e: InvalidSpec) -> CliError {
         CliError::usage(e.to_string())
@@ -61,7 +75,12 @@ impl From<InvalidSpec> for CliError {
 
 impl From<InvalidId> for CliError {
     fn from(e: InvalidId) -> CliError {
-        CliError::usage(e.to_string()).hint("`forkyard list` shows the runs")
+        let hint = match e.what {
+            "sandbox id" => "`forkyard sandbox list` shows the sandboxes",
+            "snapshot id" => "`forkyard sandbox snapshots` shows the snapshots",
+            _ => "`forkyard list` shows the runs",
+        };
+        CliError::usage(e.to_string()).hint(hint)
     }
 }
 
@@ -104,5 +123,9 @@ mod tests {
         assert_eq!(e.json()["exit_code"], 1);
         let e = CliError::from(InvalidId { what: "run id", value: "A".into(), max: 40 });
         assert_eq!(e.exit, Exit::Usage);
+        let shows = |e: InvalidId| CliError::from(e).hint.unwrap();
+        assert!(shows(forkyard_core::RunId::new("A").unwrap_err()).contains("`forkyard list`"));
+        assert!(shows(forkyard_core::SandboxId::new("A").unwrap_err()).contains("`forkyard sandbox list`"));
+        assert!(shows(forkyard_core::SnapshotId::new("A").unwrap_err()).contains("sandbox snapshots`"));
     }
 }

@@ -70,6 +70,7 @@ pub use results::{ForkResult, RunResult, Totals};
 #[doc(hidden)]
 pub mod program {
     pub use crate::cli::{Cli, expects_sandbox};
+    pub use crate::error::CliError;
     pub use crate::exit::Exit;
     pub use crate::output::Output;
     pub use crate::reference::markdown as commands_reference;

@@ -3,7 +3,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use forkyard::program::{Cli, ColorMode, Exit, Output, Raw, Style, Value, environment, expects_sandbox};
+use forkyard::program::{
+    Cli, CliError, ColorMode, Exit, Output, Raw, Style, Value, environment, expects_sandbox,
+};
 
 fn main() -> ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
@@ -19,7 +21,15 @@ fn main() -> ExitCode {
             let _ = e.print();
             return match e.kind() {
                 ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Exit::Success.into(),
-                _ => Exit::Usage.into(),
+                _ => {
+                    // What comes after `--` is a command's own.
+                    if args.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--json") {
+                        let mut stdout = std::io::stdout();
+                        let mut out = Output::stdout(&mut stdout, ColorMode::Never, true);
+                        let _ = out.json_line(&CliError::from(&e).json());
+                    }
+                    Exit::Usage.into()
+                }
             };
         }
     };

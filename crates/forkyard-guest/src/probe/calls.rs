@@ -1,5 +1,5 @@
 //! System calls that must not work. Each attempt runs in a process of its own and is told as `number name errno` (0: it worked)
-//! or `number name signal N`; the number is the attack's in docs/security.md.
+//! or `number name signal N`; the number is the attack's in docs/attacks.md.
 
 use std::process::ExitCode;
 

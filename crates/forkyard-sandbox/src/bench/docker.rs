@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::stopwatch::Times;
-use super::{BUSYBOX, Options, Report, Result, Single, at_least, failed, whole_after};
+use super::{BUSYBOX, Docker, Options, Report, Result, Single, at_least, failed, whole_after};
 
 const IMAGE: &str = "forkyard-bench";
 const RUN: &str = "docker run busybox true";
@@ -37,6 +37,11 @@ fn make_image() -> Result<()> {
 }
 
 pub(super) async fn measure(options: &Options, ours: Option<&Single>, report: &mut Report) -> Result<()> {
+    let (image, own) = match &options.docker {
+        Docker::LeftOut => return Ok(()),
+        Docker::OwnImage => (IMAGE, true),
+        Docker::Image(image) => (image.as_str(), false),
+    };
     let Some(ours) = ours else {
         report.missing.push(format!("docker: there is no {BUSYBOX} to run in both: install busybox-static"));
         return Ok(());
@@ -45,12 +50,10 @@ pub(super) async fn measure(options: &Options, ours: Option<&Single>, report: &m
         report.missing.push(format!("docker: {}", e.message));
         return Ok(());
     }
-    let own = options.docker_image.is_none();
     if own && let Err(e) = make_image() {
         report.missing.push(format!("docker: {}", e.message));
         return Ok(());
     }
-    let image = options.docker_image.as_deref().unwrap_or(IMAGE);
     let mut times = Times::default();
     let container = docker(&["run", "-d", image, BUSYBOX, "sleep", "3600"], None)?;
     let measured = async {

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use forkyard_core::{Attempt, CallId, Millis, SandboxId};
 
+use super::attacks::stage::{bring_probe, say, to_proxy};
 use super::{Case, CaseResult, Ctx, Failed, case, ensure, ensure_eq, run, sh};
 use crate::{
-    ErrorKind, ExecRequest, Labels, Lifetime, LimitMeans, Provider, SandboxError, SandboxSpec, SandboxStatus,
+    ErrorKind, ExecRequest, Labels, Lifetime, LimitMeans, Limits, LimitsOverride, NetworkMode, Provider,
+    SandboxError, SandboxSpec, SandboxStatus,
 };
 
 pub fn cases() -> Vec<Case> {
@@ -22,8 +24,11 @@ pub fn cases() -> Vec<Case> {
         case!(a_start_does_not_move_the_deadline, |c| c.start_stop),
         case!(the_deadline_ends_it),
         case!(stats_and_health),
+        case!(several_are_asked_and_ended_by_label),
+        case!(stats_count_the_network, |c| c.network_modes.contains(&NetworkMode::Isolated)),
         case!(pause_and_resume, |c| c.pause),
         case!(limits_are_recorded),
+        case!(own_limits_go_over_the_defaults),
     ]
 }
 
@@ -231,6 +236,70 @@ async fn stats_and_health(ctx: &Ctx) -> CaseResult {
     Ok(())
 }
 
+async fn several_are_asked_and_ended_by_label(ctx: &Ctx) -> CaseResult {
+    let labelled = |run: &str| {
+        let labels = Labels::from([("run".into(), run.into())]);
+        (SandboxSpec { labels: labels.clone(), ..ctx.spec.clone() }, labels)
+    };
+    let ((spec, mine), (other_spec, theirs)) = (labelled("mine"), labelled("theirs"));
+    for bytes in [1, 2, 3] {
+        let sandbox = ctx.sandbox_with(&spec).await?;
+        sh(&sandbox, &format!("dd if=/dev/zero of=big bs=1M count={} 2>/dev/null", bytes * 4)).await?;
+    }
+    let kept = ctx.sandbox_with(&other_spec).await?;
+    // By another process, which made none of them, and of all at once.
+    let found = ctx.other.list(&mine).await?;
+    ensure_eq!(found.len(), 3);
+    let asked = found.iter().map(async |info| {
+        let sandbox = ctx.other.observe(&info.id, info.attempt).await?;
+        let (stats, health) = tokio::join!(sandbox.stats(), sandbox.health());
+        ensure!(health?.healthy, "{} is not healthy", info.id);
+        Ok::<_, Failed>(stats?.disk_bytes)
+    });
+    let mut disks = futures::future::join_all(asked).await.into_iter().collect::<Result<Vec<_>, Failed>>()?;
+    disks.sort_unstable();
+    for (disk, bytes) in disks.iter().zip([1u64, 2, 3]) {
+        ensure!(*disk >= bytes * (4 << 20), "of three that hold 4, 8 and 12 MiB: {disks:?}");
+    }
+    let ended = found.iter().map(|info| ctx.other.destroy(&info.id));
+    futures::future::join_all(ended).await.into_iter().collect::<crate::Result<Vec<()>>>()?;
+    ensure_eq!(ctx.provider.list(&mine).await?.len(), 0);
+    ensure_eq!(ctx.provider.list(&theirs).await?.len(), 1);
+    ensure!(kept.health().await?.healthy, "one with another label went with them");
+    Ok(())
+}
+
+async fn stats_count_the_network(ctx: &Ctx) -> CaseResult {
+    const BODY: u64 = 32 << 10;
+    let site = ctx.stage()?.origin("counted.test").await?;
+    let sandbox = ctx.sandbox_with(&SandboxSpec { network: site.allowed(""), ..ctx.spec.clone() }).await?;
+    bring_probe(&sandbox).await?;
+    let before = sandbox.stats().await?;
+    ensure_eq!((before.network_rx_bytes, before.network_tx_bytes), (0, 0));
+    let host = site.authority();
+    let post = format!(
+        "POST http://{host}/ HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{}\r\n\r\n",
+        BODY + 4,
+        "x".repeat(BODY as usize)
+    );
+    let mut last = before;
+    for _ in 0..2 {
+        let answer = say(to_proxy(&sandbox).await?, &post).await;
+        ensure!(answer.ends_with("hello"), "not answered: {answer:?}");
+        let now = sandbox.stats().await?;
+        let (sent, got) = (now.network_tx_bytes, now.network_rx_bytes);
+        ensure!(sent >= last.network_tx_bytes + BODY, "{sent} sent, {} before", last.network_tx_bytes);
+        // What is sent is not what comes back.
+        ensure!(
+            got > last.network_rx_bytes && got < last.network_rx_bytes + BODY,
+            "{got} received, {} before",
+            last.network_rx_bytes
+        );
+        last = now;
+    }
+    Ok(())
+}
+
 async fn pause_and_resume(ctx: &Ctx) -> CaseResult {
     let sandbox = ctx.sandbox().await?;
     let script = "i=0; while :; do i=$((i+1)); echo $i > n.tmp; mv n.tmp n; done";
@@ -272,5 +341,19 @@ async fn limits_are_recorded(ctx: &Ctx) -> CaseResult {
     ensure!(info.achieved.processes != LimitMeans::None, "processes are not limited");
     ensure!(info.achieved.disk != LimitMeans::None, "the disk is not limited");
     ensure!(info.deadline > info.created_at, "no deadline");
+    Ok(())
+}
+
+async fn own_limits_go_over_the_defaults(ctx: &Ctx) -> CaseResult {
+    let defaults = Limits { memory_bytes: 128 << 20, processes: 100, ..ctx.spec.limits };
+    let own = LimitsOverride { memory_bytes: Some(400 << 20), ..LimitsOverride::default() };
+    let plain = ctx.sandbox_with(&SandboxSpec { limits: defaults, ..ctx.spec.clone() }).await?;
+    let differs = ctx.sandbox_with(&SandboxSpec { limits: defaults.with(own), ..ctx.spec.clone() }).await?;
+    ensure_eq!(plain.info().await?.limits, defaults);
+    ensure_eq!(differs.info().await?.limits, Limits { memory_bytes: 400 << 20, ..defaults });
+    // It holds for each as it was said for each. It is held for as long as a watchdog needs to see it.
+    let holds = "(head -c 200000000 /dev/zero; sleep 2) | tail -c 200000000 | wc -c";
+    ensure!(sh(&plain, holds).await?.out.trim() != "200000000", "200 MB fit into 128 MiB");
+    ensure_eq!(sh(&differs, holds).await?.out.trim(), "200000000");
     Ok(())
 }

@@ -339,6 +339,11 @@ async fn conformance_on_busybox_alone() {
     run_cases_on(conformance(), offline(Root::Image(reference))).await;
 }
 
+#[test]
+fn conformance_on_busybox_alone_as_an_ordinary_user() {
+    as_ordinary_user("local_images::conformance_on_busybox_alone");
+}
+
 struct Served {
     blobs: Vec<Vec<u8>>,
     manifest: String,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use clap::{Args, Subcommand};
-use forkyard_sandbox::bench::{self, Figure, Options, Outcome, Report, Unit, Want};
+use forkyard_sandbox::bench::{self, Docker, Figure, Options, Outcome, Report, Unit, Want};
 use serde_json::json;
 
 use crate::cli::Global;
@@ -41,6 +41,9 @@ pub struct SandboxBenchArgs {
     /// Docker's image, with /bin/busybox [default: one that is made of the host's busybox].
     #[arg(long, value_name = "IMAGE")]
     pub docker_image: Option<String>,
+    /// Leave Docker out.
+    #[arg(long, conflicts_with = "docker_image")]
+    pub no_docker: bool,
     /// Leave the ordinary user out.
     #[arg(long)]
     pub this_user_only: bool,
@@ -80,7 +83,11 @@ impl SandboxBenchArgs {
             files: self.files as usize,
             program: Some(std::env::current_exe()?),
             dir: folder.0.clone(),
-            docker_image: self.docker_image.clone(),
+            docker: match &self.docker_image {
+                _ if self.no_docker => Docker::LeftOut,
+                Some(image) => Docker::Image(image.clone()),
+                None => Docker::OwnImage,
+            },
         };
         // As a task, like everything that uses sandboxes in earnest: what a guest says need not cross to another thread.
         let measured = async { tokio::spawn(async move { bench::run(&options).await }).await };
@@ -98,7 +105,7 @@ impl SandboxBenchArgs {
         Ok(if holds { Exit::Success } else { Exit::Failure })
     }
 
-    /// The same program again, as somebody without any rights. Docker is root's.
+    /// The same program again, as somebody without any rights. Docker is root's: nothing is missing without it.
     fn as_ordinary_user(&self) -> Result<Report> {
         let folder = Folder(std::env::temp_dir().join(format!("forkyard-bench-{}", random_text(8))));
         std::fs::create_dir(&folder.0)?;
@@ -108,7 +115,7 @@ impl SandboxBenchArgs {
         std::fs::create_dir(&home)?;
         std::os::unix::fs::chown(&home, Some(ORDINARY_ID), Some(ORDINARY_ID))?;
         let ran = Command::new(&program)
-            .args(["--json", "bench", "sandbox", "--this-user-only"])
+            .args(["--json", "bench", "sandbox", "--this-user-only", "--no-docker"])
             .args(["--rounds", &self.rounds.to_string(), "--alive", &self.alive.to_string()])
             .args(["--files", &self.files.to_string()])
             .env("HOME", &home)

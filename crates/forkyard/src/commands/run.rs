@@ -292,7 +292,7 @@ impl ForkFile {
             .hint("leave one: it is what the fork starts from"));
         }
         let root = match (&self.image, &self.snapshot) {
-            (Some(name), _) => Some(image(settings, name)?),
+            (Some(name), _) => Some(image(settings, settings.provider, name)?),
             (None, Some(id)) => Some(Root::Snapshot(id.clone())),
             (None, None) => None,
         };

@@ -317,15 +317,15 @@ impl RunOptions {
 pub fn root(s: &Settings) -> Result<Root> {
     match (&s.image, &s.snapshot) {
         (_, Some(id)) => Ok(Root::Snapshot(SnapshotId::new(id.clone())?)),
-        (Some(name), None) => image(s, name),
+        (Some(name), None) => image(s, s.provider, name),
         (None, None) => Ok(Root::Default),
     }
 }
 
-/// An image as its user names it, which may be a folder of this machine.
-pub fn image(s: &Settings, name: &str) -> Result<Root> {
+/// An image as its user names it for this provider's sandboxes, which may be a folder of this machine.
+pub fn image(s: &Settings, provider: ProviderKind, name: &str) -> Result<Root> {
     let Some(dir) = name.strip_prefix("dir:") else { return Ok(Root::Image(name.into())) };
-    if s.provider != ProviderKind::Local {
+    if provider != ProviderKind::Local {
         return Err(CliError::usage(format!(
             "--image {name}: only local sandboxes take a folder as their root"
         ))

@@ -21,7 +21,7 @@ use super::sandboxes::millis;
 use crate::commands::add::{Like, add};
 use crate::commands::fork::{check, repo_spec};
 use crate::commands::message::send;
-use crate::commands::run_options::RunOptions;
+use crate::commands::run_options::{RunOptions, image};
 use crate::commands::target::Target;
 use crate::error::CliError;
 use crate::follow::{drive_patiently, engine_error, store_error};
@@ -155,6 +155,7 @@ impl Job {
         self.provider = Some(provider);
         self
     }
+    /// What [`crate::SandboxConfig::image`] takes.
     pub fn image(mut self, image: impl Into<String>) -> Job {
         self.image = Some(image.into());
         self
@@ -201,6 +202,10 @@ impl Job {
         };
         let mut settings = settings.clone();
         settings.forks = self.forks.unwrap_or(settings.forks);
+        settings.provider = self.provider.unwrap_or(settings.provider);
+        if self.image.is_some() {
+            (settings.image, settings.snapshot) = (self.image.clone(), None);
+        }
         let repo = repo_spec(Some(&self.repo), self.branch.clone(), self.dirty, here)?;
         let mut spec = options.spec(&settings, repo, &self.prompts)?;
         let some = |to: &mut Option<String>, from: &Option<String>| {
@@ -221,17 +226,18 @@ impl Job {
             run: dollars("budget", self.budget)?.or(budget.run),
             fork: dollars("fork_budget", self.fork_budget)?.or(budget.fork),
         };
-        spec.sandbox.provider = self.provider.unwrap_or(spec.sandbox.provider);
         spec.sandbox.network.mode = self.network.unwrap_or(spec.sandbox.network.mode);
         spec.sandbox.network.allow.extend_from_slice(&self.allow);
-        if let Some(image) = &self.image {
-            spec.sandbox.root = Root::Image(image.clone());
-        }
         for fork in &mut spec.forks {
             fork.capture.extend_from_slice(&self.capture);
         }
         if let (false, Some(like)) = (self.each.is_empty(), spec.forks.first().cloned()) {
             spec.forks = self.each.iter().map(|f| f.over(&like)).collect();
+        }
+        for fork in &mut spec.forks {
+            if let Some(Root::Image(name)) = &fork.root {
+                fork.root = Some(image(&settings, settings.provider, name)?);
+            }
         }
         Ok(spec)
     }
@@ -285,7 +291,7 @@ impl ForkOptions {
         self.spec.limits.disk_bytes = Some(mb << 20);
         self
     }
-    /// The image that this fork starts from.
+    /// The image that this fork starts from: what [`crate::SandboxConfig::image`] takes.
     pub fn image(mut self, image: impl Into<String>) -> ForkOptions {
         self.spec.root = Some(Root::Image(image.into()));
         self
@@ -463,4 +469,32 @@ pub(super) async fn newest(yard: &Yard, limit: usize) -> Result<Vec<String>> {
     let query = RunQuery { limit, ..RunQuery::default() };
     let runs = yard.store.runs(&query).await.map_err(store_error)?;
     Ok(runs.into_iter().map(|r| r.id.to_string()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_those_of_the_runs_own_provider() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("repo/.git")).unwrap();
+        let set = [("sandbox.provider".into(), "docker".into()), ("sandbox.snapshot".into(), "tools".into())];
+        let settings = super::super::load(Some(dir.path().join("home")), &set).unwrap();
+        let folder = format!("dir:{}", dir.path().display());
+        let job = Job::new(dir.path().join("repo").display().to_string(), "x").model("haiku").image(&folder);
+        let spec = |job: &Job| job.spec(&settings, dir.path());
+        let local = job.clone().provider(ProviderKind::Local);
+        let made = spec(&local).unwrap().sandbox;
+        assert_eq!(made.provider, ProviderKind::Local);
+        assert!(matches!(made.root, Root::Directory(_)), "{:?}", made.root);
+        let refused = spec(&job).unwrap_err();
+        assert_eq!(refused.kind, crate::ErrorKind::Invalid);
+
+        let own = [ForkOptions::new("a").image(&folder), ForkOptions::new("b").image("node:20")];
+        let differing = own.into_iter().fold(local, Job::fork);
+        let roots: Vec<_> = spec(&differing).unwrap().forks.into_iter().map(|fork| fork.root).collect();
+        assert!(matches!(roots[0], Some(Root::Directory(_))), "{roots:?}");
+        assert_eq!(roots[1], Some(Root::Image("node:20".into())));
+    }
 }

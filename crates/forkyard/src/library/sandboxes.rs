@@ -13,6 +13,7 @@ use forkyard_sandbox::{
 use super::error::Result;
 use crate::commands::run_options::{image, volume};
 use crate::error::CliError;
+use crate::settings::Settings;
 use crate::yard::{Yard, random_text};
 
 /// Commands of a sandbox whose configuration says nothing else.
@@ -162,10 +163,9 @@ impl SandboxConfig {
         }
     }
 
-    fn spec(&self, yard: &Yard, labels: Labels) -> Result<SandboxSpec> {
-        let s = &yard.settings;
+    fn spec(&self, s: &Settings, provider: ProviderKind, labels: Labels) -> Result<SandboxSpec> {
         let root = match (&self.root, &s.snapshot, &s.image) {
-            (Some(Root::Image(name)), _, _) | (None, None, Some(name)) => image(s, name)?,
+            (Some(Root::Image(name)), _, _) | (None, None, Some(name)) => image(s, provider, name)?,
             (Some(root), _, _) => root.clone(),
             (None, Some(id), _) => Root::Snapshot(SnapshotId::new(id.clone())?),
             (None, None, None) => Root::Default,
@@ -228,7 +228,7 @@ impl Sandboxes {
         let kind = config.provider.unwrap_or(self.yard.settings.provider);
         let provider = self.provider(kind)?;
         let id = SandboxId::new(format!("s{}", random_text(9)))?;
-        let spec = config.spec(&self.yard, self.labels())?;
+        let spec = config.spec(&self.yard.settings, kind, self.labels())?;
         let inner = provider.create(&id, Attempt(1), &spec).await?;
         let (workdir, timeout) = (config.workdir, config.timeout.unwrap_or(DEFAULT_TIMEOUT));
         Ok(Sandbox { provider, inner, workdir, timeout })
@@ -503,6 +503,18 @@ mod tests {
         assert_eq!((c.limits.memory_bytes, c.limits.cpus), (Some(256 << 20), Some(1.0)));
         let env: Vec<_> = c.env.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
         assert_eq!((env, c.workdir.as_deref()), (vec![("A", "1"), ("B", "2")], Some("/app")));
+    }
+
+    #[test]
+    fn a_folder_is_for_whoever_is_to_make_the_sandbox() {
+        let (home, root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let set = [("sandbox.provider".into(), "docker".into())];
+        let settings = super::super::load(Some(home.path().into()), &set).unwrap();
+        let config = SandboxConfig::new().image(format!("dir:{}", root.path().display()));
+        let spec = config.spec(&settings, ProviderKind::Local, Labels::new()).unwrap();
+        assert!(matches!(spec.root, Root::Directory(_)), "{:?}", spec.root);
+        let refused = config.spec(&settings, ProviderKind::Docker, Labels::new()).unwrap_err();
+        assert_eq!(refused.kind, super::super::ErrorKind::Invalid);
     }
 
     #[test]

@@ -145,11 +145,15 @@ fn errors_are_documents_for_programs() {
         &["fork", "-p", "x", "-m", "nonsense"],
         &["sandbox", "stats", "s404"],
         &["watch"],
+        &["frok"],
+        &["sandbox", "run"],
+        &["sandbox", "exec", "s404", "--timeout"],
     ] {
         let args: Vec<&str> = args.iter().copied().chain(["--json"]).collect();
         let ran = w.run(&args);
         let json: serde_json::Value =
             serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{args:?}: {e}"));
+        assert!(!json["error"].as_str().unwrap().starts_with("error"), "{json}");
         assert_eq!(
             (json["schema"].as_str(), json["exit_code"].as_i64()),
             (Some("forkyard.error/1"), Some(2)),

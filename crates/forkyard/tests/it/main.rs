@@ -33,6 +33,7 @@ mod list;
 mod logs;
 mod message;
 mod observe;
+mod ordinary_user;
 mod pause;
 mod remote;
 mod replay;

@@ -103,6 +103,17 @@ pub fn lives_on(w: &World, provider: &[&str], image: &[&str]) {
         let list = w.json(&["--json", "sandbox", "list"]);
         let found = list["sandboxes"].as_array().unwrap().iter().find(|s| s["id"] == "box1").unwrap().clone();
         assert_eq!(found["status"], status, "after {command}");
+        let steers = [&["pause", "box1"][..], &["resume", "box1"], &["fork", "box1"], &["health", "box1"]];
+        for steer in steers.into_iter().filter(|_| status == "stopped") {
+            let ran = w.run(&[&["sandbox"][..], steer].concat());
+            let hint = "hint: start it with: forkyard sandbox start box1";
+            assert_eq!((ran.code, ran.stderr.lines().last()), (1, Some(hint)), "{steer:?}");
+        }
+    }
+    // What is to be made of something that is not there.
+    for from in [["--snapshot", "nobody"], ["--image", "oci:/nowhere"], ["--volume", "/nowhere:/x"]] {
+        let ran = w.run(&[&["sandbox", "run", "--network", "none"][..], &from, &["true"]].concat());
+        assert!(ran.code == 2 && ran.stderr.contains("\nhint: "), "{from:?}: {}", ran.stderr);
     }
     assert_eq!(w.run(&["sandbox", "cat", "box1", "in.txt"]).stdout, "from outside\nmore\n");
     assert_eq!(w.run(&["sandbox", "rm", "box1", &child]).code, 0);
@@ -135,6 +146,10 @@ fn what_can_not_be_copied_out_leaves_the_file_that_is_there() {
     assert_ne!(cp("nowhere", "there").code, 0);
     assert_ne!(cp("nowhere", "not-there").code, 0);
     assert_eq!((text("there").as_str(), names()), ("old\n", before));
+    let ran = cp("file", "nowhere/file");
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.starts_with("error: nowhere/file: No such file or directory"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("\nhint: ") && !ran.stderr.contains(".forkyard."), "{}", ran.stderr);
 
     assert_eq!(cp("file", "there").code, 0);
     let mode = |name: &str| file(name).metadata().unwrap().mode() & 0o777;

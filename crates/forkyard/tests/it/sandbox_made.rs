@@ -217,6 +217,43 @@ fn a_folder_can_be_the_root_and_the_network_can_be_narrow() {
     assert_eq!(made.code, 0, "{}", made.stderr);
     let limits = w.json(&["--json", "sandbox", "stats", "n"])["limits"].clone();
     assert_eq!(limits["network_bytes_per_s"], 1 << 20);
+    let shown = w.run(&["sandbox", "stats", "n"]).stdout;
+    let rate = shown.lines().last().unwrap().trim();
+    assert_eq!(rate, "at most 1.0 MiB a second each way, kept by the proxy");
+    // All that has a limit says by whom it is kept.
+    assert_eq!(shown.matches("kept by").count(), 5, "{shown}");
     let ran = w.run(&["sandbox", "create", "--label", "run=r1"]);
     assert_eq!(ran.code, 2, "{}", ran.stderr);
+}
+
+/// What `--strict` takes and refuses.
+#[test]
+fn strict_is_content_with_the_kernel_alone() {
+    let w = World::new();
+    let run = |more: &[&str]| {
+        let args = [&["sandbox", "run", "--strict", "--network", "none"][..], more, &["--", "echo", "hi"]];
+        w.run(&args.concat())
+    };
+    let refused = |ran: super::Ran, what: &str, fix: &str| {
+        assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
+        let (first, second) = ran.stderr.split_once('\n').unwrap();
+        assert!(first.starts_with("error: strict: ") && first.contains(what), "{first}");
+        assert!(second.starts_with("hint: ") && second.contains(fix), "{second}");
+    };
+    let ran = run(&[]);
+    if rustix::process::geteuid().is_root() {
+        assert_eq!((ran.code, ran.stdout.as_str()), (0, "hi\n"), "{}", ran.stderr);
+        // The proxy keeps a rate, on every machine.
+        refused(run(&["--network-rate", "1MiB"]), "network limit", "leave the rate out");
+        let made = w.run(&["sandbox", "create", "--strict", "--name", "box1", "--network", "none"]);
+        assert_eq!(made.code, 0, "{}", made.stderr);
+        let shown = w.run(&["sandbox", "stats", "box1"]).stdout;
+        assert_eq!(shown.matches("kept by the kernel").count(), 4, "{shown}");
+    } else {
+        refused(ran, " limit", "");
+    }
+    assert_eq!(
+        w.json(&["sandbox", "list", "--json"])["sandboxes"].as_array().unwrap().len(),
+        usize::from(rustix::process::geteuid().is_root())
+    );
 }

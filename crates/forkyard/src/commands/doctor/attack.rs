@@ -55,7 +55,7 @@ async fn attack(s: &Settings, only: &[u8], out: &Output<'_>) -> Result<Vec<Attac
     let ground = ground(s, &stage).await?;
     let [provider, other] = ground.providers.clone();
     let spec = SandboxSpec {
-        root: s.image.as_deref().map_or(Ok(Root::Default), |name| image(s, name))?,
+        root: s.image.as_deref().map_or(Ok(Root::Default), |name| image(s, s.provider, name))?,
         network: NetworkSpec { mode: NetworkMode::None, ..NetworkSpec::default() },
         ..SandboxSpec::default()
     };

@@ -125,7 +125,10 @@ fn whole(copied: &Copied, to: &str) -> String {
 async fn copy_out(sandbox: &dyn Sandbox, path: &str, to: &Path) -> Result<u64> {
     let named = |e: std::io::Error| CliError::failure(format!("{}: {e}", to.display()));
     let mut piece = sandbox.read_file(path, 0, PIECE).await?;
-    let target = Target::open(to).map_err(named)?;
+    let target = Target::open(to).map_err(|e| {
+        CliError::usage(format!("{}: {e}", to.display()))
+            .hint("name a place of this machine that can be written to, in a folder that is there")
+    })?;
     let mut file = tokio::fs::File::from_std(target.file().map_err(named)?);
     // What is all zeros may be a hole, and then there is no end to what it would take here.
     let holes = matches!(target, Target::Beside(..));
@@ -166,6 +169,7 @@ impl Target {
             Err(_) => None,
         };
         let parent = real.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        parent.metadata()?;
         // As for any new file: the process's mask is taken off.
         let open = std::fs::Permissions::from_mode(0o666);
         let beside = tempfile::Builder::new().prefix(".forkyard.").permissions(open).tempfile_in(parent);
@@ -178,7 +182,8 @@ impl Target {
             }
             // The file may be written to all the same, though its folder may not.
             (Err(_), Some(_)) => Target::in_place(&real),
-            (Err(e), None) => Err(e),
+            // It names the file beside, which nobody asked for.
+            (Err(e), None) => Err(e.kind().into()),
         }
     }
 

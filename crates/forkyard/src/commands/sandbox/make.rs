@@ -13,7 +13,7 @@ use serde_json::json;
 use super::exec::{Asked, HowArgs, not_started, run_inside};
 use super::stream::Signals;
 use super::way::Way;
-use super::{find, observe};
+use super::{find, not_reached, observe};
 use crate::commands::cleanup::duration;
 use crate::commands::run_options::{check_secrets, root, volume};
 use crate::error::{CliError, Result};
@@ -153,7 +153,11 @@ impl MakeOptions {
         spec: &SandboxSpec,
     ) -> Result<(Arc<dyn Provider>, Arc<dyn Sandbox>)> {
         let provider = sandboxes.provider(settings.provider)?.clone();
-        let sandbox = provider.create(id, Attempt(1), spec).await?;
+        let sandbox = provider.create(id, Attempt(1), spec).await.map_err(|e| match e.kind {
+            // What it was to be made of, which somebody wrote down.
+            ErrorKind::NotFound => CliError { exit: Exit::Usage, ..e.into() },
+            _ => e.into(),
+        })?;
         Ok((provider, sandbox))
     }
 }
@@ -360,12 +364,13 @@ impl ForkArgs {
     }
 
     pub async fn run(&self, place: &dyn Place, out: &mut Output<'_>) -> Result<Exit> {
-        find(place, &self.sandbox).await?;
+        let (_, info) = find(place, &self.sandbox).await?;
         let (lifetime, limits) = (Lifetime(duration("--lifetime", &self.lifetime)?), self.limits()?);
         let snapshot = SnapshotId::new(format!("n{}", random_text(9)))?;
         let names = (0..self.count).map(|_| new_id()).collect::<Result<Vec<_>>>()?;
         place.record("sandbox.fork", self.sandbox.as_str(), json!({ "children": names })).await?;
-        let made = place.sandboxes().fork(&self.sandbox, &snapshot, &names, lifetime, limits).await?;
+        let made = place.sandboxes().fork(&self.sandbox, &snapshot, &names, lifetime, limits).await;
+        let made = made.map_err(|e| not_reached(e, &info))?;
         if out.json {
             out.json(
                 &json!({ "schema": "forkyard.sandbox_fork/1", "parent": self.sandbox, "sandboxes": made }),

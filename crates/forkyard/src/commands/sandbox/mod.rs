@@ -169,8 +169,8 @@ fn steer(global: &Global, args: &OneArgs, what: Steer, out: &mut Output<'_>) -> 
         match what {
             Steer::Start => drop(provider.start(id, info.attempt).await?),
             Steer::Stop => provider.stop(id).await?,
-            Steer::Pause => provider.observe(id, info.attempt).await?.pause().await?,
-            Steer::Resume => provider.observe(id, info.attempt).await?.resume().await?,
+            Steer::Pause => reach(&*provider, &info).await?.pause().await?,
+            Steer::Resume => reach(&*provider, &info).await?.resume().await?,
         }
         said(out, word, id, &format!("{id} {}", what.outcome(info.status)))
     })
@@ -233,7 +233,11 @@ async fn find(place: &dyn Place, id: &SandboxId) -> Result<(Arc<dyn Provider>, S
 /// For who does not run anything inside: no connection of a command comes to depend on this one.
 async fn observe(place: &dyn Place, id: &SandboxId) -> Result<Arc<dyn Sandbox>> {
     let (provider, info) = find(place, id).await?;
-    provider.observe(id, info.attempt).await.map_err(|e| not_reached(e, &info))
+    reach(&*provider, &info).await
+}
+
+async fn reach(provider: &dyn Provider, info: &SandboxInfo) -> Result<Arc<dyn Sandbox>> {
+    provider.observe(&info.id, info.attempt).await.map_err(|e| not_reached(e, info))
 }
 
 /// A sandbox that can't be connected to, and what to do about it.

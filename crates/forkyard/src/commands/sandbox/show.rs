@@ -202,12 +202,7 @@ async fn one_stats(place: &dyn Place, id: &SandboxId, out: &mut Output<'_>) -> R
         ("processes", stats.processes.to_string(), l.processes.to_string(), by.processes),
         ("cpu", format!("{:.0}%", stats.cpu_percent), format!("{:.0}%", l.cpus * 100.0), by.cpu),
     ] {
-        let by = match by {
-            LimitMeans::Kernel => ", kept by the kernel",
-            LimitMeans::Watchdog => ", kept by a watchdog",
-            LimitMeans::None => "",
-        };
-        out.line(&format!("{name:<10} {used} of {of}{by}"))?;
+        out.line(&format!("{name:<10} {used} of {of}{}", kept(by, "a watchdog")))?;
     }
     out.line(&format!(
         "{:<10} {} in, {} out",
@@ -215,7 +210,20 @@ async fn one_stats(place: &dyn Place, id: &SandboxId, out: &mut Output<'_>) -> R
         size(stats.network_rx_bytes),
         size(stats.network_tx_bytes)
     ))?;
+    if let Some(rate) = l.network_bytes_per_s {
+        let by = kept(by.network, "the proxy");
+        out.line(&format!("{:<10} at most {} a second each way{by}", "", size(rate)))?;
+    }
     Ok(Exit::Success)
+}
+
+/// Who keeps a limit; `else_by`, where it is not the kernel.
+fn kept(means: LimitMeans, else_by: &str) -> String {
+    match means {
+        LimitMeans::Kernel => ", kept by the kernel".into(),
+        LimitMeans::Watchdog => format!(", kept by {else_by}"),
+        LimitMeans::None => String::new(),
+    }
 }
 
 #[derive(Debug, Clone, Args)]
