@@ -93,7 +93,7 @@ fn refuse_weak(achieved: &Achieved) -> Result<()> {
     ];
     match parts.iter().find(|(_, means, _)| *means == LimitMeans::Watchdog) {
         Some((what, _, hint)) => {
-            let message = format!("strict: the {what} limit would be kept by a watchdog, not by the kernel");
+            let message = format!("strict: the kernel would not keep the {what} limit");
             Err(SandboxError::new(ErrorKind::Unsupported, message).hint(*hint))
         }
         None => Ok(()),
