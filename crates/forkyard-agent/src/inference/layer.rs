@@ -8,6 +8,7 @@
 
 use std::hash::RandomState;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use forkyard_core::pricing::{DEFAULT_CONTEXT_TOKENS, InputKind, ModelFacts, PriceBook, Usage};
@@ -20,6 +21,7 @@ use tracing::{Instrument, Span};
 use super::backend::{Answer, Backend, Billing, Call, Failure, RateLimits, Watch};
 use super::estimate::{Conversations, shared_prefix, weigh};
 use super::limiter::{Limiter, Pressure};
+use super::model::Heard;
 use super::purse::{Admitted, Bound, Counter, Purse, Wish};
 use super::reserve::Reservation;
 use super::retry::{Retries, RetrySettings};
@@ -128,11 +130,21 @@ impl Model for Session {
         deltas: &mut dyn DeltaSink,
     ) -> Result<TurnResponse, InferenceError> {
         let span = self.span(request);
+        let answered = AtomicBool::new(false);
+        let mut deltas = Heard { deltas, answered: &answered };
         let result = async {
+            if self.spec.cancel.is_cancelled() {
+                return Err(InferenceError::Cancelled);
+            }
+            let mut asking = std::pin::pin!(self.run(request, &mut deltas));
             tokio::select! {
                 biased;
-                () = self.spec.cancel.cancelled() => Err(InferenceError::Cancelled),
-                result = self.run(request, deltas) => result,
+                result = &mut asking => result,
+                // It is being paid for.
+                () = self.spec.cancel.cancelled() => match answered.load(Ordering::Relaxed) {
+                    true => asking.await,
+                    false => Err(InferenceError::Cancelled),
+                },
             }
         }
         .instrument(span.clone())

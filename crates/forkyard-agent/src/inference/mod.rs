@@ -34,6 +34,7 @@ pub use http::{HttpBackend, MAX_STREAM_BYTES, Timeouts, Wire};
 pub use layer::{Inference, InferenceSettings, MIN_USEFUL_OUTPUT_TOKENS, Session, SessionSpec};
 pub use limiter::Pressure;
 pub use message::{Block, Image, Message, RawJson, ResultPart, Role, StopReason, ToolDef};
+pub(crate) use model::Heard;
 pub use model::{Collect, Delta, DeltaSink, Model, Notice, Silent, TurnRequest, TurnResponse};
 pub use open::{BadProvider, Provider, Traffic};
 pub use openai::{DEFAULT_BASE_URL as OPENAI_BASE_URL, OpenAi};

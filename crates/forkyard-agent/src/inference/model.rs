@@ -1,5 +1,7 @@
 //! The one thing that the turn loop needs from a model.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use async_trait::async_trait;
 use forkyard_core::Usd;
 use forkyard_core::pricing::Usage;
@@ -146,6 +148,23 @@ pub trait DeltaSink: Send {
     fn delta(&mut self, delta: Delta<'_>);
     /// The answer is there as a whole, and is being paid for: whoever gives up on it now pays for nothing.
     fn answered(&mut self) {}
+}
+
+/// Remembers whether an answer is there as a whole.
+pub(crate) struct Heard<'a> {
+    pub deltas: &'a mut dyn DeltaSink,
+    pub answered: &'a AtomicBool,
+}
+
+impl DeltaSink for Heard<'_> {
+    fn delta(&mut self, delta: Delta<'_>) {
+        self.deltas.delta(delta);
+    }
+
+    fn answered(&mut self) {
+        self.answered.store(true, Ordering::Relaxed);
+        self.deltas.answered();
+    }
 }
 
 /// Sees nothing.

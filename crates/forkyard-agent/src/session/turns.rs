@@ -16,7 +16,9 @@ use forkyard_core::Usd;
 use super::{Halt, Session, Who};
 use crate::conversation::{Conversation, MAX_CUTS};
 use crate::event::{AgentEvent, AssistantMessage};
-use crate::inference::{Delta, DeltaSink, InferenceError, StopReason, ToolDef, TurnRequest, TurnResponse};
+use crate::inference::{
+    Delta, DeltaSink, Heard, InferenceError, StopReason, ToolDef, TurnRequest, TurnResponse,
+};
 use crate::outcome::Stop;
 use crate::ports::{EventSink, LiveEvent};
 use crate::tools;
@@ -119,7 +121,7 @@ impl Session {
         let before = self.model.total_cost();
         let answered = AtomicBool::new(false);
         let result = {
-            let mut deltas = Answered { deltas, answered: &answered };
+            let mut deltas = Heard { deltas, answered: &answered };
             let mut asking = std::pin::pin!(self.model.turn(request, &mut deltas));
             tokio::select! {
                 // An answer that is there counts.
@@ -164,22 +166,6 @@ fn finishes(reason: &StopReason, cuts: u32) -> Option<Stop> {
         StopReason::MaxTokens => (cuts > MAX_CUTS).then_some(Stop::MaxTokens),
         StopReason::Refusal => Some(Stop::Refusal),
         StopReason::PauseTurn | StopReason::ContextWindowExceeded => None,
-    }
-}
-
-/// Remembers whether an answer is there as a whole.
-struct Answered<'a> {
-    deltas: &'a mut dyn DeltaSink,
-    answered: &'a AtomicBool,
-}
-
-impl DeltaSink for Answered<'_> {
-    fn delta(&mut self, delta: Delta<'_>) {
-        self.deltas.delta(delta);
-    }
-
-    fn answered(&mut self) {
-        self.answered.store(true, Ordering::Relaxed);
     }
 }
 

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use forkyard_agent::inference::{
-    Collect, Inference, InferenceError, Model, Notice, RetrySettings, Silent, Timeouts,
+    Collect, Inference, InferenceError, Model, Notice, RetrySettings, SessionSpec, Silent, Timeouts,
 };
-use forkyard_agent::ports::MemoryBudget;
-use forkyard_core::Usd;
-use forkyard_core::pricing::PriceBook;
+use forkyard_agent::ports::{Ask, Grant, Ledger, LedgerError, MemoryBudget, ReservationId, Sent};
+use forkyard_core::pricing::{PriceBook, Usage};
+use forkyard_core::{Attempt, Usd};
+use futures::future::BoxFuture;
 use test_support::model_server::{Cut, Gate, ModelServer, Reply};
 use tokio_util::sync::CancellationToken;
 
@@ -241,6 +243,56 @@ async fn cancelling_ends_a_request_at_once_wherever_it_is() {
     let session = session_with(&inference, &MemoryBudget::unlimited(), 0, cancel);
     assert_eq!(session.turn(&ask("go"), &mut Silent).await.unwrap_err(), InferenceError::Cancelled);
     assert_eq!(server.seen().len(), before);
+}
+
+/// Somebody cancels as soon as the answer is paid for, and the payment takes a while.
+struct CancelsWhenPaid(Arc<dyn Ledger>, CancellationToken);
+
+#[async_trait]
+impl Ledger for CancelsWhenPaid {
+    fn limited(&self) -> bool {
+        self.0.limited()
+    }
+    async fn reserve(&self, ask: Ask) -> Result<Grant, LedgerError> {
+        self.0.reserve(ask).await
+    }
+    async fn sent(&self, id: &ReservationId) -> Result<Sent, LedgerError> {
+        self.0.sent(id).await
+    }
+    async fn shrink(&self, id: &ReservationId, worst: Usd) -> Result<(), LedgerError> {
+        self.0.shrink(id, worst).await
+    }
+    async fn settle(&self, id: &ReservationId, cost: Usd, usage: &Usage) -> Result<(), LedgerError> {
+        self.1.cancel();
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        self.0.settle(id, cost, usage).await
+    }
+    async fn release(&self, id: &ReservationId) -> Result<(), LedgerError> {
+        self.0.release(id).await
+    }
+    fn changed(&self) -> BoxFuture<'static, ()> {
+        self.0.changed()
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_being_paid_for_is_given_whoever_cancels() {
+    let server = ModelServer::start().await;
+    let inference = layer(&server);
+    let budget = MemoryBudget::of_run(Usd::dollars(1));
+    let cancel = CancellationToken::new();
+    let session = inference.session(SessionSpec {
+        key: "run/0/a1".into(),
+        fork: Some(0),
+        ledger: Arc::new(CancelsWhenPaid(Arc::new(budget.ledger(0, Attempt(1))), cancel.clone())),
+        cancel: cancel.clone(),
+    });
+    server.push(Reply::text("hello"));
+    let response = session.turn(&ask("go"), &mut Silent).await.unwrap();
+    assert!(cancel.is_cancelled());
+    assert_eq!((response.text().as_str(), response.cost), ("hello", billed(&server)));
 }
 
 #[tokio::test]
