@@ -221,6 +221,7 @@ pub fn restless(file: &str) -> ExitCode {
 /// The same process, with memory: so many MiB, one by one.
 pub fn headless(mib: &str) -> ExitCode {
     let mib: usize = mib.parse().unwrap_or(0);
+    super::memory::stay();
     std::thread::spawn(move || {
         let mut held = Vec::new();
         for _ in 0..mib {

@@ -15,7 +15,7 @@ use super::image::ImageConfig;
 use super::link::Line;
 use super::sandbox::LocalSandbox;
 use super::state::{self, Boot, Kept, Meta, Sealing, SnapshotMeta};
-use super::zygote::unavailable;
+use super::zygote::{failed, unavailable};
 use crate::guest_client::Quiet;
 use crate::lock::Lock;
 use crate::traits::stands_too_long;
@@ -78,10 +78,7 @@ pub(super) fn worked(result: WorkResult) -> Result<(u64, u64)> {
         WorkResult::Refused { reason } => {
             Err(SandboxError::new(ErrorKind::Invalid, format!("the archive is refused: {reason}")))
         }
-        WorkResult::Failed { step, errno } => {
-            let reason = std::io::Error::from_raw_os_error(errno);
-            Err(unavailable(format!("{step}: {reason}")))
-        }
+        WorkResult::Failed { step, errno } => Err(failed(&step, errno)),
     }
 }
 

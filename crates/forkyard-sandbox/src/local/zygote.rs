@@ -17,6 +17,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use tokio::sync::Mutex;
 
 use super::fd::{Messages, message_pair};
+use crate::error::FULL_HINT;
 use crate::{ErrorKind, Result, SandboxError};
 
 /// The guest, built beside this library.
@@ -492,6 +493,15 @@ impl Drop for Zygote {
 /// 1 where AppArmor keeps user namespaces of ordinary users from doing anything: it lets them be made and refuses what follows.
 const APPARMOR_RESTRICTS: &str = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns";
 
+/// A step of a helper's work.
+pub fn failed(what: &str, errno: i32) -> SandboxError {
+    let message = format!("{what}: {}", std::io::Error::from_raw_os_error(errno));
+    match errno {
+        libc::ENOSPC | libc::EDQUOT => SandboxError::new(ErrorKind::TooLarge, message).hint(FULL_HINT),
+        _ => unavailable(message),
+    }
+}
+
 /// What a failed step of the setup means to a user.
 pub fn setup_error(step: &str, errno: i32) -> SandboxError {
     let restricted = std::fs::read_to_string(APPARMOR_RESTRICTS).is_ok_and(|value| value.trim() == "1");
@@ -516,18 +526,13 @@ fn explain_setup(step: &str, errno: i32, restricted: bool) -> SandboxError {
         ("overlay", libc::EPERM | libc::EINVAL) => unsupported(
             "overlayfs in user namespaces needs kernel 5.11 or newer and a state folder on a file system with extended attributes (ext4, xfs, btrfs)",
         ),
-        ("clone", libc::EAGAIN | libc::ENOMEM)
-        | (_, libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE) => SandboxError::new(
-            ErrorKind::Unavailable,
-            format!("no room for another sandbox: {step}: {reason}"),
-        ),
+        ("clone", libc::EAGAIN) | (_, libc::ENOMEM | libc::ENOSPC | libc::EMFILE | libc::ENFILE) => {
+            failed(&format!("no room for another sandbox: {step}"), errno)
+        }
         (_, libc::ENOSYS | libc::EPERM | libc::EACCES | libc::EINVAL) => {
             unsupported("`forkyard doctor` says what this machine offers; kernels from 6.1 on are supported")
         }
-        _ => SandboxError::new(
-            ErrorKind::Unavailable,
-            format!("setup of the sandbox failed: {step}: {reason}"),
-        ),
+        _ => failed(&format!("setup of the sandbox failed: {step}"), errno),
     }
 }
 
@@ -556,6 +561,7 @@ mod tests {
         assert!(hint("clone", libc::ENOSPC, true).1.contains("user.max_user_namespaces"));
         assert!(hint("overlay", libc::ENODEV, true).1.contains("modprobe overlay"));
         assert_eq!(hint("clone", libc::EAGAIN, true).0, ErrorKind::Unavailable);
+        assert_eq!(hint("overlay", libc::ENOSPC, true), (ErrorKind::TooLarge, FULL_HINT.into()));
     }
 
     #[test]

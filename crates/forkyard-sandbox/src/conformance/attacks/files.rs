@@ -7,7 +7,7 @@ use std::time::Duration;
 use forkyard_core::SnapshotId;
 
 use super::attack;
-use super::stage::{bring_probe, probe};
+use super::stage::{PROBE, bring_probe, probe};
 use crate::conformance::{Case, CaseResult, Ctx, Failed, ensure, ensure_eq, run, sh};
 use crate::{
     ErrorKind, ExecRequest, FileKind, GitExport, GlobRequest, GrepRequest, Labels, ProviderKind, Root,
@@ -92,14 +92,28 @@ async fn a_symlink_to_a_secret(ctx: &Ctx) -> CaseResult {
 async fn a_symlink_swapped_under_us(ctx: &Ctx) -> CaseResult {
     const ENOUGH: u32 = 30;
     let sandbox = ctx.sandbox().await?;
-    // By every name there is something at both ends of the link: whoever follows it where it must not finds that out. Of the
-    // supervisor's root commands may not follow the link, the supervisor itself could. Where a link is missing for a moment a
-    // written file makes a folder, which goes again.
-    sh(&sandbox, "mkdir real beyond; for f in maps passwd; do echo inside > real/$f; done").await?;
-    let script = "while :; do ln -sfn real swap; ln -sfn /proc/1 swap; ln -sfn /proc/1/root/etc swap; \
-        ln -sfn real to; ln -sfn /proc/1/root/workspace/beyond to; \
-        [ -L to ] || rm -rf to; done";
-    let _swapping = sandbox.exec(ExecRequest::shell(script)).await?;
+    // There is something at both ends of the link: whoever follows it where it must not finds that out. Of the
+    // supervisor's root commands may not follow the link, the supervisor itself could. One link takes the place of the other, so
+    // that there always is one.
+    sh(&sandbox, "mkdir real beyond; ln -s real swap; ln -s real to; for f in maps passwd; do echo inside > real/$f; done")
+        .await?;
+    bring_probe(&sandbox).await?;
+    let swap = [
+        PROBE,
+        "probe",
+        "swap",
+        "swap",
+        "real",
+        "swap",
+        "/proc/1",
+        "swap",
+        "/proc/1/root/etc",
+        "to",
+        "real",
+        "to",
+        "/proc/1/root/workspace/beyond",
+    ];
+    let _swapping = sandbox.exec(ExecRequest::new(swap)).await?;
     let (mut inside, mut refused, mut written, mut kept_out) = (0, 0, 0, 0);
     let limit = tokio::time::Instant::now() + Duration::from_secs(60);
     while [inside, refused, written, kept_out].iter().any(|times| *times < ENOUGH) {
@@ -113,7 +127,7 @@ async fn a_symlink_swapped_under_us(ctx: &Ctx) -> CaseResult {
                     ensure_eq!(data, "inside\n");
                     inside += 1;
                 }
-                // Between two of them there may be none.
+                // Not everything has a file of that name.
                 Err(e) if e.kind == ErrorKind::NotFound => {}
                 Err(e) => {
                     ensure!(matches!(e.kind, ErrorKind::Invalid | ErrorKind::Denied), "{e}");
@@ -123,7 +137,6 @@ async fn a_symlink_swapped_under_us(ctx: &Ctx) -> CaseResult {
         }
         match sandbox.write_file("to/mark", "followed".into(), None).await {
             Ok(()) => written += 1,
-            Err(e) if e.kind == ErrorKind::NotFound => {}
             Err(e) => {
                 ensure!(matches!(e.kind, ErrorKind::Invalid | ErrorKind::Denied), "{e}");
                 kept_out += 1;

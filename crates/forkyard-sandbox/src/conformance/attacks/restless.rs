@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::attack;
+use super::memory::unless_it_ended;
 use super::stage::{PROBE, bring_probe};
 use crate::conformance::{Case, CaseResult, Ctx, Failed, ensure, ensure_eq, run, sh};
 use crate::{ExecRequest, Sandbox};
@@ -26,11 +27,14 @@ async fn headless_processes_have_memory(ctx: &Ctx) -> CaseResult {
     let sandbox = ctx.sandbox_with(&spec).await?;
     bring_probe(&sandbox).await?;
     let request = ExecRequest::new([PROBE, "probe", "headless", "600"]);
-    let output = run(&sandbox, request.timeout(Duration::from_secs(120))).await?;
-    ensure!(!output.result.timed_out, "nobody stopped it");
-    ensure_eq!((output.result.exit_code, output.out.as_str()), (137, ""));
-    ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
-    Ok(())
+    let taking = async {
+        let output = run(&sandbox, request.timeout(Duration::from_secs(120))).await?;
+        ensure!(!output.result.timed_out, "nobody stopped it");
+        ensure_eq!((output.result.exit_code, output.out.as_str()), (137, ""));
+        ensure_eq!(sh(&sandbox, "echo alive").await?.out, "alive\n");
+        Ok(())
+    };
+    unless_it_ended(ctx, &*sandbox, taking.await).await
 }
 
 async fn size(sandbox: &dyn Sandbox, file: &str) -> Result<u64, Failed> {
